@@ -1,0 +1,174 @@
+"""What is known of a cell after it ran: `CellRecord`, made from the `RankRecord` that each rank writes.
+
+Bytes and seconds throughout. Unknown is None, never 0. Records are immutable and carry a schema version.
+"""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from sweep.spec import SCHEMA_VERSION, CellSpec
+
+
+class Status(str, Enum):
+    OK = "ok"
+    THRASHING = "thrashing"
+    """It ran, but the allocator had to free its cache and retry within the measured iterations."""
+    OOM = "oom"
+    HOST_OOM = "host_oom"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+    UNSUPPORTED = "unsupported"
+    BUSY_DEVICE = "busy_device"
+
+    @property
+    def final(self) -> bool:
+        """Whether running the cell again would give the same answer, so that the record is reused."""
+        return self in (Status.OK, Status.THRASHING, Status.OOM, Status.UNSUPPORTED)
+
+
+class Phase(str, Enum):
+    """Where in a cell's life the memory was taken, in this order."""
+
+    LOAD = "load"
+    PREPARE = "prepare"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPeak:
+    """Highest figures within a phase, in bytes.
+
+    On a GPU these are the counters of PyTorch's caching allocator. On the CPU device `allocated_bytes` is the
+    resident memory and `reserved_bytes` the mapped address space, both above what the imported libraries hold, from
+    the kernel's own high-water marks; `active_bytes` does not exist there.
+    """
+
+    allocated_bytes: int
+    active_bytes: int | None
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    kind: str
+    """The exception's class, or how the process ended."""
+    message: str
+    phase: Phase | None = None
+    iteration: int | None = None
+    rank: int | None = None
+    requested_bytes: int | None = None
+    free_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    stderr_tail: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NvmlMemory:
+    """Sampled device memory, in bytes. The baseline was read before this process touched the device."""
+
+    baseline_bytes: int
+    peak_bytes: int
+    samples: int
+    period_seconds: float
+
+    @property
+    def used_peak_bytes(self) -> int:
+        return self.peak_bytes - self.baseline_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankRecord:
+    """What one rank, that is one device, measured."""
+
+    rank: int
+    device_name: str
+    device_uuid: str | None = None
+    capacity_bytes: int
+    """What the device (on the CPU: the per-rank limit) has in all."""
+    peaks: Mapping[Phase, MemoryPeak] = field(default_factory=dict)
+    alloc_retries: int | None = None
+    """In the measured iterations: times the allocator emptied its cache because the device had nothing left."""
+    ooms: int | None = None
+    nvml: NvmlMemory | None = None
+    seconds_per_iteration: tuple[float, ...] | None = None
+    """One duration per measured iteration; None where time is not measured (virtual device)."""
+    loss: float | None = None
+    optimizer_steps: int = 0
+    parameters: int | None = None
+    allocator_settings: str | None = None
+    """The allocator's configuration as read back from it."""
+    failure: Failure | None = None
+    oom: bool = False
+
+    @property
+    def allocated_peak_bytes(self) -> int | None:
+        return max((peak.allocated_bytes for peak in self.peaks.values()), default=None)
+
+    @property
+    def active_peak_bytes(self) -> int | None:
+        return max((p.active_bytes for p in self.peaks.values() if p.active_bytes is not None), default=None)
+
+    @property
+    def reserved_peak_bytes(self) -> int | None:
+        return max((peak.reserved_bytes for peak in self.peaks.values()), default=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellRecord:
+    cell_id: str
+    series_id: str
+    status: Status
+    reason: str | None = None
+    """One sentence, unless the status says it all."""
+    spec: CellSpec
+    environment: Mapping[str, Any]
+    """Versions, GPU, driver, git commit, host: see `sweep.environment`."""
+    command: str
+    """Repeats the cell."""
+    ranks: tuple[RankRecord, ...] = ()
+    """One per rank that reported. The virtual device plays rank 0 of the world alone."""
+    failure: Failure | None = None
+    started_at: str
+    duration_seconds: float
+    """Wall time of the whole cell, process start included: what the cell cost, not what training costs."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def time_is_measured(self) -> bool:
+        return self.seconds_per_iteration is not None
+
+    @property
+    def iteration_seconds(self) -> tuple[float, ...] | None:
+        """Per measured iteration, the slowest rank's duration: the others wait for it."""
+        times = [rank.seconds_per_iteration for rank in self.ranks]
+        measured = [t for t in times if t]
+        return tuple(max(each) for each in zip(*measured, strict=False)) if measured else None
+
+    @property
+    def seconds_per_iteration(self) -> float | None:
+        """Median over the measured iterations; one iteration is one optimizer step."""
+        times = self.iteration_seconds
+        return statistics.median(times) if times else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the whole world, accumulation counted."""
+        seconds = self.seconds_per_iteration
+        return self.spec.tokens_per_iteration / seconds if seconds else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        seconds = self.seconds_per_iteration
+        return self.spec.effective_batch_size / seconds if seconds else None
+
+    @property
+    def largest_rank(self) -> RankRecord | None:
+        """The headline: the rank that reserved most. Devices are never summed or averaged."""
+        measured = [rank for rank in self.ranks if rank.reserved_peak_bytes is not None]
+        return max(measured, key=lambda rank: (rank.reserved_peak_bytes or 0, -rank.rank), default=None)

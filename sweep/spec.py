@@ -1,0 +1,299 @@
+"""What one cell is: `CellSpec`, frozen and validated, and its identities.
+
+A spec is the whole truth about a cell: the launcher writes it as JSON and the training process reads nothing else.
+`cell_id` identifies a cell together with the environment that decides its result, `series_id` the cells that
+differ in batch size alone. Sizes are in bytes, durations in seconds, lengths in tokens.
+"""
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+SCHEMA_VERSION = 1  # 1: first
+
+E = TypeVar("E", bound=Enum)
+T = TypeVar("T")
+
+
+class SpecError(ValueError):
+    """A value that the user can correct. One sentence: the field, the value, what would be valid."""
+
+    def __init__(self, field: str, value: object, valid: str) -> None:
+        super().__init__(f"{field}={_shown(value)} is not valid: {valid}.")
+        self.field = field
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    return "null" if value is None else str(value)
+
+
+class DeviceKind(str, Enum):
+    CUDA = "cuda"
+    VIRTUAL = "virtual"
+    CPU = "cpu"
+
+
+class EngineName(str, Enum):
+    DDP = "ddp"
+    DEEPSPEED = "deepspeed"
+
+
+class Precision(str, Enum):
+    """`bf16` and `fp16` are mixed precision with fp32 master weights; `bf16_pure` keeps everything in bf16."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    BF16_PURE = "bf16_pure"
+
+
+class Task(str, Enum):
+    CAUSAL_LM = "causal-lm"
+    SEQUENCE_CLASSIFICATION = "sequence-classification"
+
+
+class Optimizer(str, Enum):
+    ADAMW = "adamw"
+    SGD = "sgd"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    name: str
+    model_type: str
+    """The key under which transformers knows the architecture, such as `llama`."""
+    task: Task = Task.CAUSAL_LM
+    parameters: int
+    """Number of parameters, tied weights counted once."""
+    config: Mapping[str, Any]
+    """Keyword arguments of the architecture's configuration class: the published numbers."""
+
+    def __post_init__(self) -> None:
+        _positive("model.parameters", self.parameters)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpec:
+    name: EngineName
+    zero_stage: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is EngineName.DEEPSPEED:
+            if self.zero_stage not in (0, 1, 2, 3):
+                raise SpecError("engine.zero_stage", self.zero_stage, "choose 0, 1, 2 or 3")
+        elif self.zero_stage is not None:
+            raise SpecError(
+                "engine.zero_stage", self.zero_stage, "only engine=deepspeed has ZeRO stages; leave it null"
+            )
+
+    @property
+    def label(self) -> str:
+        return self.name.value if self.zero_stage is None else f"ZeRO-{self.zero_stage}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSpec:
+    """The virtual GPU: a profile's key, and what is changed in it."""
+
+    key: str
+    total_memory_bytes: int | None = None
+    other_processes_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.total_memory_bytes is not None:
+            _positive("gpu.total_memory_bytes", self.total_memory_bytes)
+        if self.other_processes_bytes < 0:
+            raise SpecError(
+                "gpu.other_processes_bytes", self.other_processes_bytes, "give a number of bytes, 0 or more"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSpec:
+    kind: DeviceKind
+    gpu: GpuSpec | None = None
+    """Which GPU the virtual device plays."""
+    memory_limit_bytes: int | None = None
+    """CPU only: the address space that a rank may take on top of what it holds once its libraries are imported."""
+
+    def __post_init__(self) -> None:
+        assert (self.gpu is not None) == (self.kind is DeviceKind.VIRTUAL)
+        if self.kind is DeviceKind.CPU:
+            _positive("device.memory_limit_bytes", self.memory_limit_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellSpec:
+    model: ModelSpec
+    engine: EngineSpec
+    device: DeviceSpec
+    world_size: int
+    batch_size: int
+    """Sequences per device per forward pass (the micro-batch)."""
+    seq_len: int
+    gradient_checkpointing: bool = False
+    expandable_segments: bool = False
+    precision: Precision = Precision.BF16
+    accumulation: int = 1
+    """Forward passes per optimizer step."""
+    optimizer: Optimizer = Optimizer.ADAMW
+    gradient_clipping: float | None = 1.0
+    warmup_iterations: int = 2
+    """Iterations before the measured ones; the optimizer's states exist only after the first."""
+    measured_iterations: int = 3
+    seed: int = 0
+    timeout_seconds: float = 900.0
+
+    def __post_init__(self) -> None:
+        for field in ("world_size", "batch_size", "seq_len", "accumulation", "measured_iterations"):
+            _positive(field, getattr(self, field))
+        if self.warmup_iterations < 1:
+            raise SpecError(
+                "warmup_iterations",
+                self.warmup_iterations,
+                "give 1 or more, so that the optimizer has stepped",
+            )
+        if self.timeout_seconds <= 0:
+            raise SpecError("timeout_seconds", self.timeout_seconds, "give a number of seconds above 0")
+        if self.gradient_clipping is not None and self.gradient_clipping <= 0:
+            raise SpecError(
+                "gradient_clipping", self.gradient_clipping, "give a norm above 0, or null for none"
+            )
+        longest = self.model.config.get("max_position_embeddings")
+        if longest is not None and self.seq_len > longest:
+            raise SpecError(
+                "seq_len", self.seq_len, f"model={self.model.name} takes at most {longest} tokens"
+            )
+
+    @property
+    def effective_batch_size(self) -> int:
+        return self.batch_size * self.accumulation * self.world_size
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        """Tokens that the whole world processes in one optimizer step."""
+        return self.effective_batch_size * self.seq_len
+
+    @property
+    def series_id(self) -> str:
+        """The same for all cells that differ in batch size alone."""
+        content = to_json(self)
+        del content["batch_size"]
+        return _digest(content)
+
+    @property
+    def axes(self) -> dict[str, object]:
+        """The values that charts and tables compare, by the name under which they are swept."""
+        return {
+            "model": self.model.name,
+            "engine": self.engine.label,
+            "device": self.device.kind.value,
+            "gpu": self.device.gpu.key if self.device.gpu else None,
+            "world_size": self.world_size,
+            "seq_len": self.seq_len,
+            "optimizer": self.optimizer.value,
+            "precision": self.precision.value,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "expandable_segments": self.expandable_segments,
+            "accumulation": self.accumulation,
+        }
+
+
+def unsupported_reason(spec: CellSpec) -> str | None:
+    """Why this combination makes no sense, or None. Known before anything is spawned."""
+    if spec.device.kind is DeviceKind.CPU:
+        if spec.expandable_segments:
+            return "expandable segments are a feature of the CUDA allocator; the CPU device has none"
+        if spec.precision in (Precision.TF32, Precision.FP16):
+            return f"{spec.precision.value} needs a GPU"
+    if spec.engine.name is EngineName.DEEPSPEED and spec.precision is Precision.BF16_PURE:
+        return "DeepSpeed keeps fp32 master weights; choose precision=bf16, or engine=ddp"
+    return None
+
+
+def cell_id(spec: CellSpec, identity: Mapping[str, object]) -> str:
+    """Identity by content: the spec and the environment that decides its result (see `sweep.environment`)."""
+    return _digest({"spec": to_json(spec), "identity": dict(identity), "schema": SCHEMA_VERSION})
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _positive(field: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SpecError(field, value, "give a whole number of 1 or more")
+
+
+def to_json(value: Any) -> Any:
+    """A frozen dataclass as plain JSON values; `from_json` is its inverse."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(to_json(key)): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
+    """Build the dataclass `kind` from JSON values. Raises `SpecError` naming the field that does not fit."""
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in data:
+        if name not in fields:
+            raise SpecError(
+                path + name, data[name], f"there is no such field; known are {', '.join(sorted(fields))}"
+            )
+    values = {}
+    for name, field in fields.items():
+        if name in data:
+            values[name] = _convert(hints[name], data[name], path + name)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise SpecError(path + name, None, "it is required")
+    return kind(**values)
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _convert(next(a for a in arguments if a is not type(None)), value, path)
+    if origin is tuple:
+        return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise SpecError(path, value, "give a mapping")
+        return {
+            _convert(arguments[0], k, path): _convert(arguments[1], v, f"{path}.{k}")
+            for k, v in value.items()
+        }
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise SpecError(path, value, f"give the fields of {hint.__name__}")  # type: ignore[union-attr]
+        return from_json(hint, value, path + ".")  # type: ignore[type-var]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        try:
+            return hint(value)
+        except ValueError:
+            raise SpecError(path, value, "choose one of " + ", ".join(str(m.value) for m in hint)) from None
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint in (int, float, str, bool) and (
+        not isinstance(value, hint) or (hint is int and isinstance(value, bool))
+    ):
+        wanted = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[hint]
+        raise SpecError(path, value, f"give {wanted}")
+    return value

@@ -1,0 +1,181 @@
+"""The layout of `results/`, and the only place that knows it.
+
+    results/<sweep>/cells/<cell_id>/spec.json      what was asked for; written before the cell starts
+                                    rank<k>.json   what rank k measured
+                                    stderr.log, stdout.log
+                                    record.json    the outcome; its presence means that the cell is done
+    results/<sweep>/cells.csv                      one row per record, for people and pandas
+
+Every file appears whole or not at all (written beside its place, then renamed), so a sweep killed at any moment
+resumes: a cell without a record runs again from the start. Only one sweep writes a folder at a time.
+"""
+
+import csv
+import fcntl
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sweep.record import CellRecord, RankRecord
+from sweep.spec import CellSpec, SpecError, from_json, to_json
+
+
+class StoreError(Exception):
+    """The results folder cannot be used; one sentence that says what to do."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, json.dumps(to_json(value), indent=1) + "\n")
+
+
+class CellDirectory:
+    """The files of one cell."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def spec_path(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def stdout_path(self) -> Path:
+        return self.path / "stdout.log"
+
+    @property
+    def stderr_path(self) -> Path:
+        return self.path / "stderr.log"
+
+    @property
+    def record_path(self) -> Path:
+        return self.path / "record.json"
+
+    def rank_path(self, rank: int) -> Path:
+        return self.path / f"rank{rank}.json"
+
+    def begin(self, spec: CellSpec) -> None:
+        """Start afresh: whatever an interrupted run left here is removed."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
+        write_json(self.spec_path, spec)
+
+    def read_spec(self) -> CellSpec:
+        return from_json(CellSpec, json.loads(self.spec_path.read_text(encoding="utf-8")))
+
+    def read_ranks(self) -> list[RankRecord]:
+        """The ranks that have reported, in order."""
+        paths = self.path.glob("rank*.json")
+        ranks = [from_json(RankRecord, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+        return sorted(ranks, key=lambda rank: rank.rank)
+
+    def read_record(self) -> CellRecord | None:
+        try:
+            text = self.record_path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        try:
+            return from_json(CellRecord, json.loads(text))
+        except (json.JSONDecodeError, SpecError) as error:
+            raise StoreError(
+                f"{self.record_path} cannot be read ({error}); delete it to measure the cell again"
+            ) from error
+
+
+class Store:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def table_path(self) -> Path:
+        return self.path / "cells.csv"
+
+    def cell(self, cell_id: str) -> CellDirectory:
+        return CellDirectory(self.path / "cells" / cell_id)
+
+    def records(self) -> list[CellRecord]:
+        """Every finished cell: by series in the order of their first run, then by batch size."""
+        directories = sorted((self.path / "cells").glob("*/record.json"))
+        found = [r for d in directories if (r := CellDirectory(d.parent).read_record()) is not None]
+        first: dict[str, str] = {}
+        for record in found:
+            first[record.series_id] = min(record.started_at, first.get(record.series_id, record.started_at))
+        return sorted(found, key=lambda r: (first[r.series_id], r.series_id, r.spec.batch_size, r.started_at))
+
+    def save(self, record: CellRecord) -> None:
+        write_json(self.cell(record.cell_id).record_path, record)
+
+    def write_table(self) -> None:
+        """Rebuild `cells.csv` from the records."""
+        rows = [row(record) for record in self.records()]
+        if not rows:
+            return
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.table_path, text.getvalue())
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for writing; the lock goes with the process, however it ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreError(
+                    f"another sweep is writing to {self.path}; wait for it or choose another sweep=NAME"
+                ) from None
+            yield
+
+
+def row(record: CellRecord) -> dict[str, object]:
+    """One line of `cells.csv`. Memory is the headline rank's, and its spread over the ranks."""
+    spec, largest = record.spec, record.largest_rank
+    reserved = [rank.reserved_peak_bytes for rank in record.ranks if rank.reserved_peak_bytes is not None]
+    failure = record.failure
+    return {
+        "cell_id": record.cell_id,
+        "series_id": record.series_id,
+        "status": record.status.value,
+        **spec.axes,
+        "batch_size": spec.batch_size,
+        "effective_batch_size": spec.effective_batch_size,
+        "allocated_peak_bytes": largest.allocated_peak_bytes if largest else None,
+        "active_peak_bytes": largest.active_peak_bytes if largest else None,
+        "reserved_peak_bytes": largest.reserved_peak_bytes if largest else None,
+        "reserved_peak_smallest_rank_bytes": min(reserved, default=None),
+        "nvml_used_peak_bytes": largest.nvml.used_peak_bytes if largest and largest.nvml else None,
+        "capacity_bytes": largest.capacity_bytes if largest else None,
+        "alloc_retries": largest.alloc_retries if largest else None,
+        "timing": "measured" if record.time_is_measured else "none",
+        "seconds_per_iteration": record.seconds_per_iteration,
+        "seconds_per_micro_batch": record.seconds_per_iteration / spec.accumulation
+        if record.seconds_per_iteration
+        else None,
+        "tokens_per_second": record.tokens_per_second,
+        "samples_per_second": record.samples_per_second,
+        "loss": largest.loss if largest else None,
+        "failure_phase": failure.phase.value if failure and failure.phase else None,
+        "failure_requested_bytes": failure.requested_bytes if failure else None,
+        "reason": record.reason,
+        "duration_seconds": record.duration_seconds,
+    }
