@@ -101,8 +101,8 @@ class RankRecord:
     loss: float | None = None
     optimizer_steps: int = 0
     parameters: int | None = None
-    allocator_settings: str | None = None
-    """The allocator's configuration as read back from it."""
+    allocator_settings: Mapping[str, Any] | None = None
+    """The allocator's configuration as read back from it; None on the CPU device."""
     failure: Failure | None = None
     oom: bool = False
 

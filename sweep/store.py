@@ -25,6 +25,10 @@ from sweep.record import CellRecord, RankRecord
 from sweep.spec import CellSpec, SpecError, from_json, to_json
 
 
+RESULTS = Path("results")
+PLOTS = Path("plots")
+
+
 class StoreError(Exception):
     """The results folder cannot be used; one sentence that says what to do."""
 

@@ -1,0 +1,50 @@
+# Everything a person types. Each target makes the virtual environment that it needs.
+#   make sweep                                    a first look, in a minute or two
+#   make sweep MODEL=llama3-8b                    the default grid, each series until out of memory
+#   make sweep MODEL=tiny DEVICE=cpu              real training on this machine's CPU
+#   make sweep MODEL=llama3-8b GPU=h100-80gb precision=bf16 batch_size=1,2,4      any value of conf/ by its name
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+GROUPS_ := MODEL ENGINE DEVICE GPU GRID EXPERIMENT
+options := $(foreach g,$(GROUPS_),$(if $($(g)),$(shell echo $(g) | tr A-Z a-z)=$($(g))))
+values := $(filter-out $(foreach g,$(GROUPS_) PYTHON,$(g)=%),$(MAKEOVERRIDES))
+overrides := $(if $(options)$(values),$(options) $(values),experiment=first)
+
+.PHONY: setup sweep plots report test test-all lint bench clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --progress-bar off --editable '.[dev]'
+	touch $@
+
+sweep: $(INSTALLED)
+	@$(BIN)/python -m sweep.run $(foreach o,$(overrides),'$(o)')
+
+plots: $(INSTALLED)
+	@$(BIN)/python -m sweep.plots
+
+report: $(INSTALLED)
+	@$(BIN)/python -m sweep.report
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python tests/bench.py
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,78 @@
+"""From what Hydra composed to what a cell is: the only place where the names in `conf/` meet `CellSpec`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sweep import environment, virtual
+from sweep.spec import CellSpec, DeviceKind, EngineName, GpuSpec, Precision, SpecError, from_json
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+NOT_OF_THE_CELL = ("hydra", "gpu", "device", "sweep")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One Hydra job: a cell and the sweep to which it belongs."""
+
+    sweep: str
+    spec: CellSpec
+
+
+def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
+    """Resolve and validate a composed configuration; `batch_size` fills in what is left to the walk.
+
+    Raises `SpecError` or `environment.EnvironmentProblem`, each one sentence for the user.
+    """
+    config = config.copy()
+    OmegaConf.set_readonly(config, False)
+    if batch_size is not None:
+        config.batch_size = batch_size
+    try:
+        values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise SpecError(str(error.full_key), "???", f"give it a value ({error.msg})") from error
+    content = {key: value for key, value in values.items() if key not in NOT_OF_THE_CELL}
+    content["device"] = dict(values["device"])
+    if content["device"].get("kind") == DeviceKind.VIRTUAL.value:
+        content["device"]["gpu"] = values["gpu"]
+        _require_profile(from_json(GpuSpec, values["gpu"], "gpu."))
+    kind = DeviceKind(content["device"]["kind"])
+    content["world_size"] = environment.require_device(kind, _optional_count("world_size", values["world_size"]))
+    spec = from_json(CellSpec, content)
+    if kind is DeviceKind.CPU:
+        environment.require_host_memory(
+            spec.model.parameters, state_bytes_per_parameter(spec), spec.world_size, spec.model.name
+        )
+    sweep = values["sweep"]
+    if not isinstance(sweep, str) or not sweep or Path(sweep).name != sweep or sweep.startswith("."):
+        raise SpecError("sweep", sweep, "give a plain folder name, without slashes")
+    return Job(sweep=sweep, spec=spec)
+
+
+def _require_profile(gpu: GpuSpec) -> None:
+    known = virtual.gpus()
+    if gpu.key not in known:
+        raise SpecError("gpu.key", gpu.key, "choose one of " + ", ".join(sorted(known)))
+
+
+def _optional_count(field: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SpecError(field, value, "give a whole number of 1 or more, or null")
+    return value
+
+
+def state_bytes_per_parameter(spec: CellSpec) -> int:
+    """Weights, gradients and AdamW's two moments in bytes, per parameter and rank, at the least.
+
+    Sharding by ZeRO divides parts of it by the world size; all ranks share one host on the CPU device, so that the
+    host still holds at least one whole copy: that copy is what this counts.
+    """
+    full = 8 if spec.precision is Precision.BF16_PURE else 16
+    shared = spec.engine.name is EngineName.DEEPSPEED and (spec.engine.zero_stage or 0) > 0
+    return max(1, full // spec.world_size) if shared else full

@@ -1,0 +1,58 @@
+"""One cell in its own process tree: spec in, record out. The parent survives whatever the cell does."""
+
+import shlex
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from sweep import environment
+from sweep.launch.classify import classify
+from sweep.launch.commands import command
+from sweep.launch.commands import environment as process_environment
+from sweep.launch.process import run_process
+from sweep.record import CellRecord, Status
+from sweep.spec import CellSpec, cell_id, unsupported_reason
+from sweep.store import CellDirectory, Store
+
+
+def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str]) -> tuple[CellRecord, bool]:
+    """The record of this cell, and whether it was stored already; otherwise it is measured now and saved."""
+    identifier = cell_id(spec, environment.identity(spec.device))
+    directory = store.cell(identifier)
+    known = directory.read_record()
+    if known is not None and known.status.final:
+        return known, True
+    started_at, start = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
+    directory.begin(spec)
+    reason = unsupported_reason(spec)
+    ranks, status, failure = [], Status.UNSUPPORTED, None
+    if reason is None:
+        ended = run_process(
+            command(spec, directory.path.resolve()),
+            process_environment(spec, identifier),
+            stdout=directory.stdout_path,
+            stderr=directory.stderr_path,
+            timeout_seconds=spec.timeout_seconds,
+            failed_rank=lambda: _any_rank_failed(directory),
+        )
+        ranks = directory.read_ranks()
+        status, reason, failure = classify(spec, ranks, ended, directory.stderr_path)
+    record = CellRecord(
+        cell_id=identifier,
+        series_id=spec.series_id,
+        status=status,
+        reason=reason,
+        spec=spec,
+        environment=environment.describe(spec.device),
+        command=shlex.join(["python", "-m", "sweep.run", *overrides]),
+        ranks=tuple(ranks),
+        failure=failure,
+        started_at=started_at,
+        duration_seconds=time.monotonic() - start,
+    )
+    store.save(record)
+    return record, False
+
+
+def _any_rank_failed(directory: CellDirectory) -> bool:
+    return any(rank.failure is not None for rank in directory.read_ranks())

@@ -1,0 +1,80 @@
+"""What a person sees while a sweep runs: one bar over the series, and the cell that is being measured."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from sweep.record import CellRecord, Status
+from sweep.spec import CellSpec
+
+GIB = 2**30
+
+
+class Screen:
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self._progress: Progress | None = None
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    @contextmanager
+    def series(self, total: int) -> Iterator[None]:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("series"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            self._progress = progress
+            self._task = progress.add_task("", total=total)
+            try:
+                yield
+            finally:
+                self._progress = None
+
+    def measuring(self, cells: list[CellSpec]) -> None:
+        if self._progress and cells:
+            more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+            self._progress.update(self._task, description=title(cells[0]) + more)
+
+    def measured(self, record: CellRecord, *, stored: bool) -> None:
+        self.say(f"{title(record.spec):<64} {outcome(record)}{' (stored)' if stored else ''}")
+
+    def series_done(self) -> None:
+        if self._progress:
+            self._progress.advance(self._task)
+
+
+def title(spec: CellSpec) -> str:
+    """A cell in a few words, the ones that the usual grids vary."""
+    parts = [
+        f"{spec.model.name} {spec.engine.label}",
+        spec.precision.value,
+        "checkpointing" if spec.gradient_checkpointing else "",
+        "expandable" if spec.expandable_segments else "",
+        f"accumulation {spec.accumulation}" if spec.accumulation > 1 else "",
+        f"batch {spec.batch_size}",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def outcome(record: CellRecord) -> str:
+    largest = record.largest_rank
+    if record.status in (Status.OK, Status.THRASHING) and largest is not None:
+        reserved = (largest.reserved_peak_bytes or 0) / GIB
+        seconds = record.seconds_per_iteration
+        time = f", {seconds:.3g} s/iteration" if seconds is not None else ""
+        note = f": {record.reason}" if record.reason else ""
+        return f"{record.status.value}: {reserved:.2f} GiB reserved{time}{note}"
+    failure = record.failure
+    if record.status is Status.OOM and failure is not None:
+        where = f" in {failure.phase.value}" if failure.phase else ""
+        asked = f", asked for {failure.requested_bytes / GIB:.2f} GiB" if failure.requested_bytes else ""
+        return f"OOM{where}{asked}"
+    return f"{record.status.value}: {record.reason}"

@@ -1,0 +1,63 @@
+"""DistributedDataParallel, or a single device, through accelerate: the loop of Hugging Face's Trainer."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from sweep.spec import CellSpec, DeviceKind, Precision
+from sweep.worker.engines import Batch
+from sweep.worker.optimizers import build_optimizer
+
+
+class DdpEngine:
+    def __init__(self, spec: CellSpec, device: torch.device) -> None:
+        self._spec = spec
+        self._device = device
+        mixed = spec.precision.value if spec.precision in (Precision.BF16, Precision.FP16) else "no"
+        self._accelerator = Accelerator(
+            mixed_precision=mixed,
+            gradient_accumulation_steps=spec.accumulation,
+            cpu=spec.device.kind is DeviceKind.CPU,
+        )
+        self._steps = 0
+
+    def load(self, build: Callable[[torch.dtype], nn.Module]) -> None:
+        dtype = torch.bfloat16 if self._spec.precision is Precision.BF16_PURE else torch.float32
+        with self._device:
+            self._model = build(dtype)
+
+    def prepare(self) -> None:
+        optimizer = build_optimizer(self._spec.optimizer, self._model.parameters())
+        self._model, self._optimizer = self._accelerator.prepare(self._model, optimizer)
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        with self._accelerator.accumulate(self._model):
+            yield
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        loss: torch.Tensor = self._model(**batch).loss
+        return loss
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._accelerator.backward(loss)
+
+    def step(self) -> None:
+        last = self._accelerator.sync_gradients
+        if last and self._spec.gradient_clipping is not None:
+            self._accelerator.clip_grad_norm_(self._model.parameters(), self._spec.gradient_clipping)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if last and not self._accelerator.optimizer_step_was_skipped:
+            self._steps += 1
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self._steps
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self._model.parameters())

@@ -1,0 +1,51 @@
+"""The model of a cell: published architecture, random weights. Only the architecture matters for memory and speed."""
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from sweep.spec import CellSpec, Task
+
+AUTO_CLASSES = {
+    Task.CAUSAL_LM: AutoModelForCausalLM,
+    Task.SEQUENCE_CLASSIFICATION: AutoModelForSequenceClassification,
+}
+
+
+def build_model(spec: CellSpec, dtype: torch.dtype) -> nn.Module:
+    """The model in training mode, with parameters of `dtype` on the default device, checkpointing as the spec says."""
+    extra = {"num_labels": 2, "pad_token_id": 0} if spec.model.task is Task.SEQUENCE_CLASSIFICATION else {}
+    config = AutoConfig.for_model(spec.model.model_type, use_cache=False, **spec.model.config, **extra)
+    model: nn.Module = AUTO_CLASSES[spec.model.task].from_config(config, dtype=dtype)
+    if spec.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    return model.train()
+
+
+def import_architecture(spec: CellSpec) -> None:
+    """Build the model on the meta device, which takes no memory, so that every import is behind us.
+
+    Otherwise imports would be counted as loading on the CPU device, and would run while `zero.Init` has patched torch.
+    """
+    with torch.device("meta"):
+        build_model(spec, torch.float32)
+
+
+class RandomBatches:
+    """Full-length sequences of random tokens, the worst case; the same for the same seed and rank."""
+
+    def __init__(self, spec: CellSpec, rank: int, device: torch.device) -> None:
+        self._spec = spec
+        self._device = device
+        self._generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank)
+
+    def next(self) -> dict[str, torch.Tensor]:
+        """`input_ids` (batch, sequence) and `labels`: the same for a causal LM, (batch,) for a classifier."""
+        spec = self._spec
+        vocabulary = spec.model.config["vocab_size"]
+        shape = (spec.batch_size, spec.seq_len)
+        tokens = torch.randint(1, vocabulary, shape, generator=self._generator).to(self._device)
+        if spec.model.task is Task.SEQUENCE_CLASSIFICATION:
+            labels = torch.randint(0, 2, shape[:1], generator=self._generator).to(self._device)
+            return {"input_ids": tokens, "labels": labels}
+        return {"input_ids": tokens, "labels": tokens}
