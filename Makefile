@@ -8,8 +8,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 GROUPS_ := MODEL ENGINE DEVICE GPU GRID EXPERIMENT
-options := $(foreach g,$(GROUPS_),$(if $($(g)),$(shell echo $(g) | tr A-Z a-z)=$($(g))))
-values := $(filter-out $(foreach g,$(GROUPS_) PYTHON,$(g)=%),$(MAKEOVERRIDES))
+options := $(strip $(foreach g,$(GROUPS_),$(if $($(g)),$(shell echo $(g) | tr A-Z a-z)=$($(g)))))
+values := $(strip $(filter-out $(foreach g,$(GROUPS_) PYTHON,$(g)=%),$(MAKEOVERRIDES)))
 overrides := $(if $(options)$(values),$(options) $(values),experiment=first)
 
 .PHONY: setup sweep plots report test test-all lint bench clean

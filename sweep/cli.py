@@ -4,13 +4,15 @@ import sys
 
 
 def main() -> None:
-    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    command, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if command == "plots":
-        from sweep.plots import main as run
-    elif command == "report":
-        from sweep.report import main as run
-    else:
-        from sweep.run import main as run
-    if command in ("plots", "report"):
-        del sys.argv[1]
-    run()
+        from sweep import plots
+
+        sys.exit(plots.main(rest))
+    if command == "report":
+        from sweep import report
+
+        sys.exit(report.main(rest))
+    from sweep import run
+
+    run.main()

@@ -11,7 +11,7 @@ from sweep import environment, virtual
 from sweep.spec import CellSpec, DeviceKind, EngineName, GpuSpec, Precision, SpecError, from_json
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-NOT_OF_THE_CELL = ("hydra", "gpu", "device", "sweep")
+NOT_OF_THE_CELL = ("gpu", "device", "sweep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,9 +25,9 @@ class Job:
 def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
     """Resolve and validate a composed configuration; `batch_size` fills in what is left to the walk.
 
-    Raises `SpecError` or `environment.EnvironmentProblem`, each one sentence for the user.
+    Raises `SpecError` or `environment.DeviceError`, each one sentence for the user.
     """
-    config = config.copy()
+    config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     OmegaConf.set_readonly(config, False)
     if batch_size is not None:
         config.batch_size = batch_size

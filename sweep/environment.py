@@ -23,7 +23,7 @@ from sweep.spec import DeviceKind, DeviceSpec
 LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed")
 
 
-class EnvironmentProblem(Exception):
+class DeviceError(Exception):
     """The wanted device is not to be had; one sentence that says why and what to do."""
 
 
@@ -106,21 +106,21 @@ def choose_device() -> tuple[DeviceKind, str]:
 
 
 def require_device(kind: DeviceKind, world_size: int | None) -> int:
-    """The world size to use on this device. Raises `EnvironmentProblem` where it cannot be had."""
+    """The world size to use on this device. Raises `DeviceError` where it cannot be had."""
     if kind is DeviceKind.VIRTUAL:
         problem = virtual.check()
         if problem is not None:
-            raise EnvironmentProblem(f"device=virtual cannot be used: {problem.rstrip('.')}; choose device=cpu.")
+            raise DeviceError(f"device=virtual cannot be used: {problem.rstrip('.')}; choose device=cpu.")
         return world_size or 8
     if kind is DeviceKind.CPU:
         return world_size or 2
     if torch_cuda_version() is None:
-        raise EnvironmentProblem("device=cuda cannot be used: the installed torch is a CPU build; choose device=cpu.")
+        raise DeviceError("device=cuda cannot be used: the installed torch is a CPU build; choose device=cpu.")
     gpus = visible_gpus()
     if not gpus:
-        raise EnvironmentProblem("device=cuda cannot be used: no NVIDIA GPU is visible; choose device=virtual.")
+        raise DeviceError("device=cuda cannot be used: no NVIDIA GPU is visible; choose device=virtual.")
     if world_size and world_size > len(gpus):
-        raise EnvironmentProblem(f"world_size={world_size} needs as many GPUs, but {len(gpus)} are visible.")
+        raise DeviceError(f"world_size={world_size} needs as many GPUs, but {len(gpus)} are visible.")
     return world_size or len(gpus)
 
 
@@ -129,7 +129,7 @@ def require_host_memory(parameters: int, bytes_per_parameter: int, world_size: i
     needed = parameters * bytes_per_parameter * world_size
     total = psutil.virtual_memory().total
     if needed > total:
-        raise EnvironmentProblem(
+        raise DeviceError(
             f"model={model} cannot be trained on this host's CPU: {world_size} ranks need at least "
             f"{needed / 2**30:.0f} GiB for weights, gradients and optimizer states, and the host has "
             f"{total / 2**30:.0f} GiB; choose model=tiny or device=virtual."

@@ -165,14 +165,10 @@ class CellSpec:
         if self.timeout_seconds <= 0:
             raise SpecError("timeout_seconds", self.timeout_seconds, "give a number of seconds above 0")
         if self.gradient_clipping is not None and self.gradient_clipping <= 0:
-            raise SpecError(
-                "gradient_clipping", self.gradient_clipping, "give a norm above 0, or null for none"
-            )
+            raise SpecError("gradient_clipping", self.gradient_clipping, "give a norm above 0, or null for none")
         longest = self.model.config.get("max_position_embeddings")
         if longest is not None and self.seq_len > longest:
-            raise SpecError(
-                "seq_len", self.seq_len, f"model={self.model.name} takes at most {longest} tokens"
-            )
+            raise SpecError("seq_len", self.seq_len, f"model={self.model.name} takes at most {longest} tokens")
 
     @property
     def effective_batch_size(self) -> int:
@@ -253,9 +249,7 @@ def from_json(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in data:
         if name not in fields:
-            raise SpecError(
-                path + name, data[name], f"there is no such field; known are {', '.join(sorted(fields))}"
-            )
+            raise SpecError(path + name, data[name], f"there is no such field; known are {', '.join(sorted(fields))}")
     values = {}
     for name, field in fields.items():
         if name in data:
@@ -276,14 +270,12 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise SpecError(path, value, "give a mapping")
-        return {
-            _convert(arguments[0], k, path): _convert(arguments[1], v, f"{path}.{k}")
-            for k, v in value.items()
-        }
+        return {_convert(arguments[0], k, path): _convert(arguments[1], v, f"{path}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise SpecError(path, value, f"give the fields of {hint.__name__}")  # type: ignore[union-attr]
-        return from_json(hint, value, path + ".")  # type: ignore[type-var]
+        nested: Any = hint
+        return from_json(nested, value, path + ".")
     if isinstance(hint, type) and issubclass(hint, Enum):
         try:
             return hint(value)
@@ -291,9 +283,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             raise SpecError(path, value, "choose one of " + ", ".join(str(m.value) for m in hint)) from None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint in (int, float, str, bool) and (
-        not isinstance(value, hint) or (hint is int and isinstance(value, bool))
-    ):
+    if hint in (int, float, str, bool) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         wanted = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[hint]
         raise SpecError(path, value, f"give {wanted}")
     return value

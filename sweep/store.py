@@ -24,7 +24,6 @@ from typing import Any
 from sweep.record import CellRecord, RankRecord
 from sweep.spec import CellSpec, SpecError, from_json, to_json
 
-
 RESULTS = Path("results")
 PLOTS = Path("plots")
 

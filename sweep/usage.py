@@ -18,13 +18,13 @@ def fail(message: str) -> None:
 
 def fail_on_unknown_option(arguments: Sequence[str]) -> None:
     """Compose once before Hydra takes over, since Hydra's own message would be a page."""
-    overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
-    if len(overrides) != len([a for a in arguments if a not in ("-m", "--multirun")]):
+    overrides = [argument for argument in arguments if argument not in ("-m", "--multirun")]
+    if any(argument.startswith("-") for argument in overrides):
         return  # --help, --cfg and the like: Hydra answers
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         try:
-            loader.load_configuration("config", list(overrides), run_mode=RunMode.MULTIRUN)
+            loader.load_configuration("config", overrides, run_mode=RunMode.MULTIRUN)
         except MissingConfigException as error:
             group, _, option = (error.missing_cfg_file or "").rpartition("/")
             if not error.options:
@@ -32,4 +32,5 @@ def fail_on_unknown_option(arguments: Sequence[str]) -> None:
             fail(f"{group}={option} is not known: choose one of {', '.join(error.options or [])}.")
         except HydraException as error:
             cause = f" ({error.__cause__})" if error.__cause__ else ""
-            fail(" ".join(f"{error}{cause}".split()) + " See --help for what can be set.")
+            sentence = " ".join(f"{error}{cause}".split()).partition(" See http")[0]
+            fail(f"{sentence.rstrip('.')}; --help shows what can be set.")

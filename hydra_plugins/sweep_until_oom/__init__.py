@@ -17,10 +17,10 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sweep.config import Job, job_from
-from sweep.environment import EnvironmentProblem, choose_device
+from sweep.environment import DeviceError, choose_device
 from sweep.plan import Search, SearchMethod, next_batch_size
 from sweep.record import CellRecord, Status
 from sweep.screen import Screen
@@ -62,7 +62,7 @@ class UntilOom(Sweeper):
                     held.enter_context(store.lock())
                 self._walk(walks, search, stores, screen)
                 records = self._conclude(walks, stores, screen)
-        except (SpecError, EnvironmentProblem, StoreError) as error:
+        except (SpecError, DeviceError, StoreError) as error:
             fail(str(error))
         if any(not record.status.final for record in records):
             raise SystemExit(3)
@@ -88,11 +88,13 @@ class UntilOom(Sweeper):
         if self._config.device.kind != "auto":
             return arguments, self._params
         kind, why = choose_device()
-        screen.say(f"device=auto: {kind.value}, because {why}" if kind is not DeviceKind.CUDA else f"device=auto: {why}")
+        screen.say(
+            f"device=auto: {kind.value}, because {why}" if kind is not DeviceKind.CUDA else f"device=auto: {why}"
+        )
         arguments = [a for a in arguments if not a.startswith("device=")] + [f"device={kind.value}"]
         config = self._context.config_loader.load_configuration(
             config_name=self._config.hydra.job.config_name,
-            overrides=[*OmegaConf.to_container(self._config.hydra.overrides.hydra), *arguments],  # type: ignore[list-item]
+            overrides=[*map(str, self._config.hydra.overrides.hydra), *arguments],
             run_mode=RunMode.MULTIRUN,
         )
         return arguments, dict(config.hydra.sweeper.params or {})
@@ -153,7 +155,8 @@ class UntilOom(Sweeper):
             all_records += records
             report.print_summary(screen.console, records)
             drawn = plots.draw(store, PLOTS / store.name)
-            screen.say(f"Records: {store.path}/  Table: {store.table_path}  Charts: {len(drawn)} files in {PLOTS / store.name}/")
+            screen.say(f"Records in {store.path}/, {store.table_path.name} among them")
+            screen.say(f"Charts in {PLOTS / store.name}/ ({len(drawn)} files)")
         return all_records
 
 
@@ -161,7 +164,9 @@ def _values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [override.get_value_element_as_str()]
     if not override.is_discrete_sweep():
-        raise SpecError(override.get_key_element(), override.input_line, "sweep it with a list such as a,b or range(1,5)")
+        raise SpecError(
+            override.get_key_element(), override.input_line, "sweep it with a list such as a,b or range(1,5)"
+        )
     return [str(value) for value in override.sweep_string_iterator()]
 
 
@@ -172,6 +177,10 @@ def _batch_sizes(override: Override) -> tuple[int, ...] | None:
     sizes = []
     for value in values:
         if not value.isdigit() or int(value) < 1:
-            raise SpecError("batch_size", value, "give a whole number of 1 or more, or leave it out to search until out of memory")
+            raise SpecError(
+                "batch_size",
+                value,
+                "give a whole number of 1 or more, or leave it out to search until out of memory",
+            )
         sizes.append(int(value))
     return tuple(sorted(set(sizes)))

@@ -24,7 +24,11 @@ def classify(
             return Status.OOM, None, rank.failure
     if failed and failed[0].failure is not None:
         failure = replace(failed[0].failure, stderr_tail=tail)
-        return Status.FAILED, f"rank {failure.rank}: {failure.kind}: {failure.message.splitlines()[0]}", failure
+        return (
+            Status.FAILED,
+            f"rank {failure.rank}: {failure.kind}: {failure.message.splitlines()[0]}",
+            failure,
+        )
     if ended.timed_out:
         sentence = f"no result within {spec.timeout_seconds:g} s"
         return Status.TIMEOUT, sentence, Failure(kind="Timeout", message=sentence, stderr_tail=tail)

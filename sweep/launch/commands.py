@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from sweep import virtual
@@ -16,7 +17,12 @@ def command(spec: CellSpec, directory: Path) -> list[str]:
     worker = ["sweep.worker", str(directory)]
     if spec.device.kind is DeviceKind.VIRTUAL or spec.world_size == 1:
         return [sys.executable, "-m", *worker]
-    options = ["--standalone", f"--nproc-per-node={spec.world_size}", "--max-restarts=0", "--monitor-interval=0.1"]
+    options = [
+        "--standalone",
+        f"--nproc-per-node={spec.world_size}",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+    ]
     return [sys.executable, "-m", "sweep.launch.elastic", *options, "-m", *worker]
 
 
@@ -67,7 +73,7 @@ def _virtual(spec: CellSpec, python_path: str) -> dict[str, str]:
     assert gpu is not None
     profile = virtual.gpus()[gpu.key]
     if gpu.total_memory_bytes is not None:
-        profile = virtual.with_total_memory(profile, gpu.total_memory_bytes)
+        profile = replace(profile, total_memory_bytes=gpu.total_memory_bytes)
     alone = spec.engine.name is EngineName.DDP and spec.world_size == 1
     added = virtual.environment(
         profile,
@@ -77,4 +83,3 @@ def _virtual(spec: CellSpec, python_path: str) -> dict[str, str]:
     )
     added["PYTHONPATH"] = os.pathsep.join(filter(None, [added.get("PYTHONPATH", ""), python_path]))
     return added | {"DS_ACCELERATOR": "cuda", "OMP_NUM_THREADS": "1"}
-

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,12 @@ def run_process(
     """Run to the end. As soon as `failed_rank` says so, the others have `GRACE_SECONDS` and are then ended."""
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = subprocess.Popen(
-            command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
         )
         try:
             return _watch(process, timeout_seconds, failed_rank)
@@ -69,12 +75,8 @@ def end_tree(pid: int) -> None:
     except psutil.NoSuchProcess:
         tree = []
     for process in tree:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     psutil.wait_procs(tree, timeout=10)

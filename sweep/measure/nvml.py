@@ -51,7 +51,9 @@ class NvmlSampler:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -66,5 +68,3 @@ class NvmlSampler:
             samples=self._samples,
             period_seconds=self._period_seconds,
         )
-
-

@@ -29,14 +29,14 @@ class CudaTimer:
         self.lap()
 
     def lap(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
         self._events.append(event)
 
     def stop(self) -> tuple[float, ...]:
         torch.cuda.synchronize()
         pairs = zip(self._events, self._events[1:], strict=False)
-        return tuple(first.elapsed_time(second) / 1000 for first, second in pairs)  # type: ignore[no-untyped-call]
+        return tuple(first.elapsed_time(second) / 1000 for first, second in pairs)
 
 
 class CpuTimer:

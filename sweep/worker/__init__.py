@@ -1,4 +1,4 @@
-"""The training process: one process per rank, one cell, then the end. It reads `spec.json` and writes `rank<k>.json`."""
+"""The training process: one per rank, one cell, then the end. It reads `spec.json` and writes `rank<k>.json`."""
 
 EXIT_OOM = 77
 EXIT_FAILED = 70

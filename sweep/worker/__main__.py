@@ -18,7 +18,9 @@ def main() -> int:
     die_with_parent()
     directory = CellDirectory(Path(sys.argv[1]))
     spec = directory.read_spec()
-    from sweep.worker.train import run_rank  # imports torch: after the directory and the spec are known to be good
+    from sweep.worker.train import (
+        run_rank,
+    )  # imports torch: after the directory and the spec are known to be good
 
     record = run_rank(spec, rank=int(os.environ.get("RANK", "0")), local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     write_json(directory.rank_path(record.rank), record)

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from sweep.measure.memory import CpuCounters, CudaCounters, PhaseMemory
 from sweep.measure.nvml import NvmlSampler
 from sweep.measure.timing import CpuTimer, CudaTimer, IterationTimer, NoTimer
-from sweep.record import Failure, NvmlMemory, Phase, RankRecord
+from sweep.record import Failure, Phase, RankRecord
 from sweep.spec import CellSpec, DeviceKind, EngineName, Precision
 from sweep.worker.engines import Engine, make_engine
 from sweep.worker.model import RandomBatches, build_model, import_architecture
@@ -97,7 +98,7 @@ def join_world(spec: CellSpec, device: torch.device) -> None:
         dist.init_process_group(backend)
     elif spec.engine.name is EngineName.DEEPSPEED:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
 
 
 def train(spec: CellSpec, rank: int, device: torch.device, progress: Progress) -> None:
@@ -143,7 +144,9 @@ def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Pr
 
 
 def make_timer(spec: CellSpec) -> IterationTimer:
-    return {DeviceKind.CUDA: CudaTimer, DeviceKind.CPU: CpuTimer, DeviceKind.VIRTUAL: NoTimer}[spec.device.kind]()
+    if spec.device.kind is DeviceKind.VIRTUAL:
+        return NoTimer()
+    return CpuTimer() if spec.device.kind is DeviceKind.CPU else CudaTimer()
 
 
 def retries(progress: Progress) -> int | None:
@@ -170,23 +173,21 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def describe_failure(error: Exception, rank: int, progress: Progress, device: torch.device | None) -> Failure:
-    requested = _requested_bytes(str(error))
-    facts: dict[str, int | None] = {}
+    free = allocated = reserved = None
     if device is not None:
-        try:
-            facts["free_bytes"] = torch.cuda.mem_get_info(device)[0]
-        except RuntimeError:  # the context is beyond use after some errors
-            facts["free_bytes"] = None
-        facts["allocated_bytes"] = torch.cuda.memory_allocated(device)
-        facts["reserved_bytes"] = torch.cuda.memory_reserved(device)
+        allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        with suppress(RuntimeError):  # the context is beyond use after some errors
+            free = torch.cuda.mem_get_info(device)[0]
     return Failure(
         kind=type(error).__name__,
         message=str(error).split("\n\n")[0][:2000],
         phase=progress.memory.phase,
         iteration=progress.iteration,
         rank=rank,
-        requested_bytes=requested,
-        **facts,
+        requested_bytes=_requested_bytes(str(error)),
+        free_bytes=free,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
     )
 
 

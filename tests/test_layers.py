@@ -1,0 +1,61 @@
+"""The rooms of ARCHITECTURE.md: imports run downwards, and the parent never needs torch."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+BELOW = {
+    "spec": set(),
+    "record": {"spec"},
+    "store": {"spec", "record"},
+    "plan": {"record"},
+    "environment": {"spec", "virtual"},
+    "config": {"spec", "environment", "virtual"},
+    "measure": {"spec", "record", "environment"},
+    "worker": {"spec", "record", "store", "measure", "launch"},
+    "launch": {"spec", "record", "store", "environment", "virtual"},
+    "analysis": {"spec", "record"},
+    "plots": {"spec", "record", "store", "analysis"},
+    "report": {"spec", "record", "store", "analysis"},
+    "virtual": set(),
+}
+
+
+def imported_rooms(room: str) -> set[str]:
+    path = REPOSITORY / "sweep" / room
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    found = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            found |= {name.split(".")[1] for name in names if name.startswith("sweep.")}
+    return found - {room, "__version__"}
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_imports_run_downwards(room: str) -> None:
+    assert imported_rooms(room) <= BELOW[room]
+
+
+@pytest.mark.parametrize(
+    "module", ["sweep.run", "sweep.plots", "sweep.report", "sweep.cli", "hydra_plugins.sweep_until_oom"]
+)
+def test_the_parent_leaves_torch_alone(module: str) -> None:
+    program = f"import sys, {module}; sys.exit(str({{'torch', 'transformers'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert done.stderr.strip() == "set()"
+
+
+def test_the_virtual_gpu_needs_nothing_of_the_rest() -> None:
+    unwanted = ("torch", "hydra", "omegaconf", "sweep.spec")
+    program = f"import sys, sweep.virtual; print([m for m in sys.modules if m in {unwanted}])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,104 @@
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sweep.record import CellRecord, MemoryPeak, Phase, RankRecord, Status
+from sweep.spec import CellSpec, from_json, to_json
+from sweep.store import Store, StoreError
+
+
+def make_record(spec: CellSpec, identifier: str, status: Status = Status.OK) -> CellRecord:
+    ranks = tuple(
+        RankRecord(
+            rank=rank,
+            device_name="GPU",
+            capacity_bytes=100,
+            peaks={
+                Phase.FORWARD: MemoryPeak(allocated_bytes=10 + rank, active_bytes=11, reserved_bytes=20 + rank),
+                Phase.BACKWARD: MemoryPeak(allocated_bytes=15, active_bytes=15, reserved_bytes=18),
+            },
+            alloc_retries=0,
+            seconds_per_iteration=(1.0 + rank, 3.0, 2.0),
+        )
+        for rank in range(2)
+    )
+    return CellRecord(
+        cell_id=identifier,
+        series_id=spec.series_id,
+        status=status,
+        spec=spec,
+        environment={"torch": "2"},
+        command="python -m sweep.run",
+        ranks=ranks,
+        started_at="2026-01-01T00:00:00",
+        duration_seconds=1.5,
+    )
+
+
+def test_a_record_survives_json(make_spec: Callable[..., CellSpec]) -> None:
+    record = make_record(make_spec(), "a")
+    assert from_json(CellRecord, json.loads(json.dumps(to_json(record)))) == record
+
+
+def test_the_headline_is_the_rank_that_reserved_most(make_spec: Callable[..., CellSpec]) -> None:
+    largest = make_record(make_spec(), "a").largest_rank
+    assert largest is not None
+    assert (largest.rank, largest.reserved_peak_bytes, largest.allocated_peak_bytes) == (1, 21, 15)
+
+
+def test_an_iteration_takes_as_long_as_its_slowest_rank(make_spec: Callable[..., CellSpec]) -> None:
+    record = make_record(make_spec(world_size=2, batch_size=3, accumulation=2, seq_len=32), "a")
+    assert record.iteration_seconds == (2.0, 3.0, 2.0)
+    assert record.seconds_per_iteration == 2.0
+    assert record.samples_per_second == 3 * 2 * 2 / 2.0
+    assert record.tokens_per_second == 3 * 2 * 2 * 32 / 2.0
+
+
+def test_records_come_back_by_series_and_batch_size(tmp_path: Path, make_spec: Callable[..., CellSpec]) -> None:
+    store, spec = Store(tmp_path / "s"), make_spec()
+    for size in (4, 1, 2):
+        cell = store.cell(f"cell{size}")
+        cell.begin(replace(spec, batch_size=size))
+        store.save(make_record(replace(spec, batch_size=size), f"cell{size}"))
+    assert [record.spec.batch_size for record in store.records()] == [1, 2, 4]
+    store.write_table()
+    rows = list(csv.DictReader(store.table_path.read_text().splitlines()))
+    assert [row["batch_size"] for row in rows] == ["1", "2", "4"]
+    assert rows[0]["reserved_peak_bytes"] == "21"
+    assert rows[0]["timing"] == "measured"
+
+
+def test_a_cell_without_a_record_starts_afresh(tmp_path: Path, make_spec: Callable[..., CellSpec]) -> None:
+    cell = Store(tmp_path / "s").cell("a")
+    cell.begin(make_spec())
+    cell.rank_path(0).write_text("{half")
+    assert cell.read_record() is None
+    cell.begin(make_spec())
+    assert cell.read_ranks() == []
+    assert cell.read_spec() == make_spec()
+
+
+def test_a_damaged_record_is_named(tmp_path: Path, make_spec: Callable[..., CellSpec]) -> None:
+    store = Store(tmp_path / "s")
+    store.cell("a").begin(make_spec())
+    store.cell("a").record_path.write_text('{"cell_id": ')
+    with pytest.raises(StoreError, match=r"record.json cannot be read .*; delete it to measure the cell again"):
+        store.records()
+
+
+def test_only_one_sweep_writes_a_folder(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from sweep.store import Store\n"
+        "with Store(Path(sys.argv[1])).lock(): pass"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "s")]
+    with Store(tmp_path / "s").lock():
+        second = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "another sweep is writing to" in second.stderr
+    assert subprocess.run(command, check=False).returncode == 0

@@ -1,0 +1,98 @@
+"""Real training on the CPU device, in real processes."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY, read_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sweep.launch import run_cell
+from sweep.record import Phase, Status
+from sweep.spec import CellSpec
+from sweep.store import Store
+
+MakeSpec = Callable[..., CellSpec]
+MODELS = sorted(path.stem for path in (REPOSITORY / "conf/model").glob("*.yaml"))
+
+
+def test_two_ranks_train_and_report(make_spec: MakeSpec, tmp_path: Path) -> None:
+    spec = make_spec(world_size=2, batch_size=2, accumulation=2, gradient_checkpointing=True)
+    record, stored = run_cell(spec, Store(tmp_path), ["batch_size=2"])
+    assert (record.status, record.reason, stored) == (Status.OK, None, False)
+    assert [rank.rank for rank in record.ranks] == [0, 1]
+    for rank in record.ranks:
+        assert set(rank.peaks) == set(Phase)
+        assert rank.optimizer_steps == spec.warmup_iterations + spec.measured_iterations
+        assert rank.parameters == spec.model.parameters
+        assert rank.seconds_per_iteration is not None
+        assert len(rank.seconds_per_iteration) == spec.measured_iterations
+        assert rank.loss == pytest.approx(torch.log(torch.tensor(4096.0)).item(), abs=0.5)
+        assert rank.nvml is None
+        # fp32 weights, gradients and AdamW's two moments, 4 bytes each, are all alive in the optimizer step.
+        assert rank.peaks[Phase.OPTIMIZER].allocated_bytes > 16 * spec.model.parameters
+        assert rank.reserved_peak_bytes is not None
+        assert rank.reserved_peak_bytes < rank.capacity_bytes
+    assert record.ranks[0].loss != record.ranks[1].loss, "ranks see different data"
+    assert record.command == "python -m sweep.run batch_size=2"
+    assert record.environment["torch"]
+
+    again, stored = run_cell(spec, Store(tmp_path), [])
+    assert stored
+    assert again == record
+
+
+def test_the_memory_limit_is_a_real_allocation_failure(make_spec: MakeSpec, tmp_path: Path) -> None:
+    record, _ = run_cell(make_spec(world_size=2, batch_size=256, seq_len=128), Store(tmp_path), [])
+    assert record.status is Status.OOM
+    assert record.failure is not None
+    assert record.failure.phase is Phase.FORWARD
+    assert record.failure.requested_bytes
+
+
+def test_a_model_larger_than_the_limit_runs_out_while_loading(make_spec: MakeSpec, tmp_path: Path) -> None:
+    spec = make_spec(device={"kind": "cpu", "memory_limit_bytes": 2**20})
+    record, _ = run_cell(spec, Store(tmp_path), [])
+    assert (record.status, record.failure.phase if record.failure else None) == (Status.OOM, Phase.LOAD)
+
+
+def test_what_makes_no_sense_is_not_started(make_spec: MakeSpec, tmp_path: Path) -> None:
+    record, _ = run_cell(make_spec(expandable_segments=True), Store(tmp_path), [])
+    assert record.status is Status.UNSUPPORTED
+    assert not Store(tmp_path).cell(record.cell_id).stderr_path.exists()
+
+
+def test_a_bug_in_the_worker_is_a_failure_with_its_words(make_spec: MakeSpec, tmp_path: Path) -> None:
+    model = read_model("tiny")
+    model["config"] = model["config"] | {"num_attention_heads": 7}
+    record, _ = run_cell(make_spec(model=model), Store(tmp_path), [])
+    assert record.status is Status.FAILED
+    assert record.failure is not None
+    assert record.failure.stderr_tail
+    assert not record.status.final, "it runs again when asked again"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_published_parameter_counts(name: str) -> None:
+    content = read_model(name)
+    config = AutoConfig.for_model(content["model_type"], **content["config"])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert content["name"] == name
+    assert sum(parameter.numel() for parameter in model.parameters()) == content["parameters"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 3])
+def test_deepspeed_trains_on_the_cpu(make_spec: MakeSpec, tmp_path: Path, stage: int) -> None:
+    spec = make_spec(
+        engine={"name": "deepspeed", "zero_stage": stage},
+        device={"kind": "cpu", "memory_limit_bytes": 8 * 2**30},
+        world_size=2,
+    )
+    record, _ = run_cell(spec, Store(tmp_path), [])
+    assert (record.status, record.reason) == (Status.OK, None)
+    assert record.ranks[0].loss == pytest.approx(8.3, abs=0.5)
+    assert os.environ.get("DS_ACCELERATOR") is None
