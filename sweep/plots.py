@@ -6,6 +6,7 @@ needs torch, and figures are made without pyplot: no global state, no window, no
 """
 
 import argparse
+import itertools
 import math
 import re
 import sys
@@ -95,6 +96,7 @@ def draw(store: Store, out: Path) -> list[Path]:
             png, svg = out / f"{name}.png", out / f"{name}.svg"
             out.mkdir(parents=True, exist_ok=True)
             figure.savefig(png, metadata={"Software": CREATOR})
+            figure.set_layout_engine("none")  # keep the layout: finding it takes longer than drawing
             figure.savefig(svg, metadata={"Creator": CREATOR, "Date": None})
             written += [png, svg]
     for svg in out.glob("*.svg"):
@@ -199,7 +201,11 @@ def comparison(panels: Sequence[Group], axis: str, kind: Kind) -> Figure:
     else:
         grid[0].set_ylim(0, 1.1 * max(axes.dataLim.y1 for axes in grid[: len(panels)]))
     yes = axis_label(axis, True)
-    what = f"without and with {yes}" if True in looks else " vs ".join(look.label for look in looks.values())
+    what = (
+        f"without and with {yes}"
+        if isinstance(every[0].value(axis), bool)
+        else " vs ".join(look.label for look in looks.values())
+    )
     second = "; ".join(text for text in (what, analysis.settings(every)) if text)
     figure.suptitle(_title(every, second, figure.get_figwidth()), x=0.01, ha="left")
     untimed = sum(not one.time_is_measured for one in every)
@@ -221,7 +227,7 @@ def _looks(series: Group, axis: str) -> dict[object, Look]:
             colour=VALUE_COLOURS[i % len(VALUE_COLOURS)],
             marker=VALUE_MARKERS[i % len(VALUE_MARKERS)],
             label=axis_label(axis, value) or str(value),
-            weight=1.7 - 0.7 * i / max(1, len(values) - 1),
+            weight=1.5 - 0.5 * i / max(1, len(values) - 1),
         )
         for i, value in enumerate(values)
     }
@@ -249,7 +255,8 @@ def _memory(axes: Axes, one: Series, reserved: Look, allocated: Look) -> None:
         if any(len(r.ranks) > 1 for r in points.values()):
             lower, upper = ([side.get(size, math.nan) for size in sizes] for side in (low, high))
             axes.fill_between(sizes, lower, upper, color=look.colour, alpha=0.22, linewidth=0)
-            axes.vlines(list(low), list(low.values()), list(high.values()), colors=look.colour, alpha=0.35)
+            # A band has no width at a lone point.
+            axes.vlines(list(low), list(low.values()), list(high.values()), look.colour, alpha=0.22, linewidth=3)
 
 
 def _line(axes: Axes, one: Series, values: Mapping[int, float], look: Look, name: str) -> list[int]:
@@ -402,8 +409,9 @@ def _legend(figure: Figure, handles: Sequence[Any], notes: Sequence[str]) -> Non
     labels = [str(handle.get_label()) for handle in handles]
 
     def inches(columns: int) -> float:
-        rows = math.ceil(len(labels) / columns)
-        return sum(0.7 + 0.075 * max(map(len, labels[i : i + rows])) for i in range(0, len(labels), rows))
+        rows, longer = divmod(len(labels), columns)
+        starts = [i * rows + min(i, longer) for i in range(columns + 1)]
+        return sum(0.65 + 0.073 * max(map(len, labels[a:b])) for a, b in itertools.pairwise(starts))
 
     columns = next((n for n in (4, 3, 2) if n <= len(labels) and inches(n) < width), 1)
     title = "\n".join(textwrap.fill(note, int(14 * width)) for note in notes) or None
