@@ -1,0 +1,124 @@
+/* What the parts of the virtual GPU share.
+ *
+ * The library is preloaded into a Python process and answers the CUDA runtime, driver, cuBLAS, cuDNN and NCCL
+ * calls that PyTorch makes. Memory is real book-keeping, compute is a no-op. No CUDA header is needed: the few
+ * structures and codes that cross the boundary are declared here and in device.c, for CUDA 12 and CUDA 13.
+ */
+#ifndef VGPU_H
+#define VGPU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define UNUSED __attribute__((unused))
+
+#ifndef VGPU_CUDA_MAJOR
+#define VGPU_CUDA_MAJOR 13
+#endif
+#ifndef VGPU_CUDA_MINOR
+#define VGPU_CUDA_MINOR 0
+#endif
+#define VGPU_CUDA_VERSION (VGPU_CUDA_MAJOR * 1000 + VGPU_CUDA_MINOR * 10)
+
+#define VGPU_MAX_DEVICES 64
+#define VGPU_GRANULARITY ((size_t)2 << 20) /* the driver maps device memory in pages of 2 MiB */
+
+/* Codes that the runtime (cudaError_t) and the driver (CUresult) share, where they do. */
+enum {
+  VGPU_SUCCESS = 0,
+  VGPU_INVALID_VALUE = 1,
+  VGPU_OUT_OF_MEMORY = 2,
+  VGPU_INVALID_DEVICE = 101,
+  VGPU_INVALID_HANDLE = 400,
+  VGPU_NOT_FOUND = 500,
+  VGPU_NOT_READY = 600,
+  VGPU_PEER_ALREADY_ENABLED = 704,
+  VGPU_NOT_SUPPORTED = 801,
+};
+
+typedef struct {
+  uint32_t x, y, z;
+} vgpu_dim3;
+
+/* config.c: the environment, read at the first call that needs it (a forked child may still change it). */
+typedef struct {
+  char name[256];
+  int device_count;
+  int world_size;
+  int cc_major, cc_minor;
+  int sm_count;
+  int max_threads_per_sm;
+  size_t l2_bytes;
+  size_t shared_per_block_optin_bytes, shared_per_sm_bytes;
+  size_t total_memory_bytes, context_bytes, other_processes_bytes;
+  size_t nvml_total_bytes; /* with what the driver keeps for itself, which PyTorch does not see */
+  size_t nccl_communicator_bytes;
+  bool lag_until_sync;
+} vgpu_config;
+EXPORT const vgpu_config *vgpu_configuration(void);
+
+/* errors.c */
+int vgpu_fail(int code);                              /* remembers the thread's last runtime error */
+int vgpu_unsupported(const char *call, int code);     /* says so on stderr, once a call, and returns code */
+const char *vgpu_unsupported_message(void);           /* for the libraries' own "get error string" */
+
+/* ranges.c: address ranges in a treap, ordered by address, never overlapping. */
+typedef struct range {
+  uintptr_t start;
+  size_t size;
+  struct range *left, *right;
+  uint32_t priority;
+  int device;
+  int kind;
+  void *data;
+} range;
+range *range_new(uintptr_t start, size_t size);
+void range_insert(range **root, range *node);
+void range_remove(range **root, range *node);
+range *range_containing(range *root, uintptr_t address);
+range *range_at_or_after(range *root, uintptr_t address); /* the lowest that starts at or after address */
+
+/* memory.c */
+enum { MEMORY_DEVICE, MEMORY_POOL, MEMORY_RESERVED, MEMORY_PINNED, MEMORY_REGISTERED, MEMORY_STATIC };
+typedef struct {
+  size_t total_bytes, used_bytes, peak_used_bytes, process_bytes, peak_process_bytes;
+  size_t context_bytes, nccl_bytes, pinned_bytes, peak_pinned_bytes;
+  uint64_t allocations, refusals;
+} vgpu_books;
+bool memory_charge(int device, size_t bytes);
+void memory_discharge(int device, size_t bytes);
+void memory_use_device(int device);                   /* creates the context of the device, once */
+bool memory_has_context(int device);
+void *memory_allocate(int device, size_t bytes, int kind);
+bool memory_free(const void *address);                /* false: not the start of a block */
+void *memory_pin(size_t bytes);
+void memory_register(void *address, size_t bytes);
+bool memory_unregister(void *address);
+bool memory_find(const void *address, range *found);  /* copies the block's description */
+bool memory_on_device(const void *address);
+void memory_charge_nccl(int device, size_t bytes);
+void memory_discharge_nccl(int device, size_t bytes);
+EXPORT int vgpu_read_books(int device, vgpu_books *books);
+
+/* values.c: the few bytes on the device that are known. Everything else on the device reads as zero. */
+#define VALUES_COPY_LIMIT ((size_t)256 << 10)         /* larger copies to the device leave no value behind */
+void values_write(uintptr_t device_address, const void *bytes, size_t size);
+void values_forget(uintptr_t device_address, size_t size);
+bool values_read(uintptr_t device_address, void *bytes, size_t size); /* overlays what is known; false: nothing */
+void values_copy(uintptr_t to, uintptr_t from, size_t size);
+
+/* copy.c */
+void copy_bytes(void *to, const void *from, size_t size);
+void copy_fill(void *to, const void *pattern, size_t pattern_size, size_t size);
+
+/* reuse.c: PyTorch's allocator hands a block out again: its old values are gone. */
+void reuse_watch(void);
+
+/* device.c */
+int device_current(void);
+int device_enter(void);                               /* the current device, its context created */
+
+
+#endif
