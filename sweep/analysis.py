@@ -10,11 +10,9 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sweep.record import CellRecord, Failure, RankRecord, Status
 from sweep.spec import CellSpec, DeviceKind, to_json
-from sweep.store import Store, StoreError
 
 GIB = 2**30
 MIB = 2**20
@@ -60,6 +58,18 @@ class Series:
     def ended_by(self) -> CellRecord | None:
         """The smallest batch size above the largest usable one, whatever became of it."""
         return next((r for size, r in self.records.items() if size > (self.largest or 0)), None)
+
+    @property
+    def first_oom(self) -> int | None:
+        """The smallest size above the largest usable one that ran out of memory."""
+        above = (b for b, r in self.records.items() if b > (self.largest or 0) and r.status is Status.OOM)
+        return next(above, None)
+
+    @property
+    def last_telling(self) -> int:
+        """The largest size to show: what a search tried beyond the first one that does not fit adds nothing."""
+        end = self.ended_by
+        return self.first_oom or (end.spec.batch_size if end else self.largest or 0)
 
     @property
     def bounded(self) -> bool:
@@ -207,6 +217,10 @@ def _ordered(values: Iterable[object]) -> list[object]:
     return [*sorted(numbers), *(v for v in values if not isinstance(v, int | float))]
 
 
+def axis_name(axis: str) -> str:
+    return "GPU" if axis == "gpu" else axis.rsplit(".", 1)[-1].replace("_", " ")
+
+
 def axis_label(axis: str, value: object) -> str:
     """One value of one axis in words; empty where there is nothing to say."""
     match axis:
@@ -224,10 +238,9 @@ def axis_label(axis: str, value: object) -> str:
             return "" if value is None else str(value).removeprefix("NVIDIA ")
         case "device" | "model" | "precision":
             return str(value)
-    name = axis.rsplit(".", 1)[-1]
-    if name.endswith("_bytes") and isinstance(value, int):
-        return f"{name.removesuffix('_bytes').replace('_', ' ')} {size_text(value)}"
-    return f"{name.replace('_', ' ')} {'none' if value is None else value}"
+    if axis.endswith("_bytes") and isinstance(value, int):
+        return f"{axis_name(axis).removesuffix(' bytes')} {size_text(value)}"
+    return f"{axis_name(axis)} {'none' if value is None else value}"
 
 
 def axis_cell(axis: str, value: object) -> str:
@@ -257,7 +270,7 @@ def _devices(one: Series, varying: Sequence[str]) -> str:
         limit = f" (limit {size_text(one.capacity_bytes)} each)" if one.capacity_bytes else ""
         return f"{count.removesuffix('x ')}CPU rank{'' if one.spec.world_size == 1 else 's'}{limit}"
     if "gpu" in varying:
-        return f"{count}GPU" if count else ""
+        return f"{count}{'virtual ' if one.is_virtual else ''}GPU" if count else ""
     reported = next((rank.device_name for r in one.records.values() for rank in r.ranks), one.axes["gpu"])
     return f"{count}{'virtual ' if one.is_virtual else ''}{axis_label('gpu', reported) or 'GPU'}"
 
@@ -400,27 +413,9 @@ def _next_size(one: Series) -> str:
         return "nothing larger was tried"
     size = end.spec.batch_size
     text = f"{size}: {outcome(end)}"
-    oom = next((r for b, r in one.records.items() if b > size and r.status is Status.OOM), None)
-    if end.status is not Status.OOM and oom is not None:
-        text += f"; {oom.spec.batch_size}: {outcome(oom)}"
+    if one.first_oom not in (None, size):
+        text += f"; {one.first_oom}: {outcome(one.records[one.first_oom])}"
     first, last = (one.largest or 0) + 1, size - 1
     if first <= last:
         text += f" ({first if first == last else f'{first} to {last}'} not tried)"
     return text
-
-
-def stores_with_results(paths: Sequence[Path], root: Path = Path("results")) -> list[Store]:
-    """The named results folders, or all under `root`. Raises `StoreError` if one holds no finished cell."""
-    make_some = "`make sweep` or `python -m sweep.run -m model=tiny` makes some"
-    if not paths:
-        found = sorted({record.parents[2] for record in root.glob("*/cells/*/record.json")})
-        if not found:
-            raise StoreError(f"no results found under {root}/; {make_some}")
-        return [Store(path.resolve()) for path in found]
-    stores = []
-    for path in paths:
-        folder = path if path.is_dir() or len(path.parts) != 1 else root / path
-        if not any(folder.glob("cells/*/record.json")):
-            raise StoreError(f"{folder} holds no finished cell; {make_some}")
-        stores.append(Store(folder.resolve()))
-    return stores

@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,27 +25,24 @@ from matplotlib.patches import Patch
 
 from sweep import analysis
 from sweep.analysis import GIB, Series, axis_label, outcome, varying_axes
-from sweep.record import RankRecord, Status
+from sweep.record import Status
+from sweep.report import for_each_sweep
 from sweep.store import Store, StoreError
 
 STYLE: Any = {
     "figure.constrained_layout.use": True,
+    "figure.titlesize": 11,
     "font.family": "DejaVu Sans",
-    "font.size": 10,
     "axes.titlelocation": "left",
     "axes.titlesize": 9,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.titlesize": 11,
     "grid.color": "#dddddd",
     "legend.fontsize": 9,
     "legend.title_fontsize": 9,
     "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5,
     "savefig.dpi": 150,
     "svg.fonttype": "none",  # text stays text: searchable, and readable by a screen reader
     "svg.hashsalt": "sweep",  # the same records give the same bytes
@@ -81,18 +78,12 @@ class Look:
         return Line2D([], [], label=self.label, linestyle=self.dashes, **replace(self, weight=1.0).style)
 
 
-OOM_KEY: dict[str, Any] = {"color": BLACK, "label": "out of memory", **CROSS}
-THRASHING_KEY: dict[str, Any] = {
-    "color": GREY, "marker": "o", "markerfacecolor": "white", "linestyle": "none",
-    "label": "thrashing: runs, too slow to use",
-}  # fmt: skip
-
-
 def draw(store: Store, out: Path) -> list[Path]:
     """Draw every chart of a sweep into `out`; the paths written. Charts of an earlier drawing are removed."""
     written: list[Path] = []
     with mpl.rc_context(STYLE):
-        for name, figure in _figures([one for one in analysis.series_of(store.records()) if _drawable(one)]):
+        # A crash or a refusal alone gives nothing to see; it belongs in the report.
+        for name, figure in _figures([o for o in analysis.series_of(store.records()) if o.measured or o.first_oom]):
             png, svg = out / f"{name}.png", out / f"{name}.svg"
             out.mkdir(parents=True, exist_ok=True)
             figure.savefig(png, metadata={"Software": CREATOR})
@@ -106,26 +97,20 @@ def draw(store: Store, out: Path) -> list[Path]:
     return written
 
 
-def _drawable(one: Series) -> bool:
-    """Whether there is anything to see: a crash or a refusal alone belongs in the report."""
-    return bool(one.measured) or any(r.status is Status.OOM for r in one.records.values())
-
-
 def _figures(series: Group) -> Iterator[tuple[str, Figure]]:
     varying = varying_axes(series)
     names = [_file_name(one.label(varying) or one.label(("model", "engine"))) for one in series]
     for name, one in zip(names, series, strict=True):
         yield name if names.count(name) == 1 else f"{name}_{one.series_id}", series_figure(one)
     kinds: tuple[Kind, ...] = ("memory", "time")
-    for axis in varying:
-        for kind in kinds:
-            panels = [
-                g for g in analysis.groups(series, axis) if kind == "memory" or any(s.time_is_measured for s in g)
-            ]
-            pages = [panels[i : i + MOST_PANELS] for i in range(0, len(panels), MOST_PANELS)]
-            for number, page in enumerate(pages, start=1):
-                suffix = f"-{number}" if len(pages) > 1 else ""
-                yield f"compare-{_file_name(axis)}-{kind}{suffix}", comparison(page, axis, kind)
+    for axis, kind in itertools.product(varying, kinds):
+        panels = analysis.groups(series, axis)
+        if kind == "time":
+            panels = [group for group in panels if sum(one.time_is_measured for one in group) > 1]
+        pages = [panels[i : i + MOST_PANELS] for i in range(0, len(panels), MOST_PANELS)]
+        for number, page in enumerate(pages, start=1):
+            suffix = f"-{number}" if len(pages) > 1 else ""
+            yield f"compare-{_file_name(axis)}-{kind}{suffix}", comparison(page, axis, kind)
 
 
 def _file_name(text: str) -> str:
@@ -137,29 +122,23 @@ def series_figure(one: Series) -> Figure:
     figure = Figure(figsize=(8, 5.4))
     axes = figure.subplots()
     reserved, allocated = _memory_labels(one)
-    looks = (
-        Look(colour=BLUE, marker="o", label=reserved),
-        Look(colour=GREEN, marker="s", label=allocated, dashes="--"),
-    )
-    _memory(axes, one, *looks)
+    solid = Look(colour=BLUE, marker="o", label=reserved)
+    dashed = Look(colour=GREEN, marker="s", label=allocated, dashes="--")
+    _memory(axes, one, solid, dashed)
     _capacity(axes, [one])
     _memory_limits(axes, [one])
     ticks = _batch_axis(axes, [one], most=16)
-    if one.spec.world_size * one.spec.accumulation > 1:
-        _overall_axis(axes, one, ticks)
+    _overall_axis(axes, one, ticks)
     axes.set_xlabel("batch size per device")
     axes.set_ylabel("memory per device, peak (GiB)")
     oom = _oom_marks(axes, one, BLACK, Counter())
     _ending(axes, one)
-    handles: list[Any] = [look.key for look in looks] if one.measured else []
-    ranks = max((len(r.ranks) for r in one.measured), default=1)
-    if ranks > 1:
-        handles.append(Patch(color="#888888", alpha=0.35, label=f"smallest to largest of {ranks} ranks"))
+    handles: list[Any] = [solid.key, dashed.key] if one.measured else []
     if one.time_is_measured:
         handles.append(_time_axis(axes, one))
-    figure.suptitle(_title([one], analysis.settings([one])), x=0.01, ha="left")
-    _legend(figure, [*handles, *_mark_keys([one], oom)], [analysis.row_of(one, ()).answer, *analysis.caveats([one])])
-    return figure
+    handles += _mark_keys([one], oom, band=True)
+    notes = [analysis.row_of(one, ()).answer, *analysis.caveats([one])]
+    return _framed(figure, [one], analysis.settings([one]), handles, notes)
 
 
 def comparison(panels: Sequence[Group], axis: str, kind: Kind) -> Figure:
@@ -173,8 +152,7 @@ def comparison(panels: Sequence[Group], axis: str, kind: Kind) -> Figure:
     apart = [name for name in varying_axes(every) if name != axis]
     oom = False
     for axes, group in zip(grid, panels, strict=False):
-        title = textwrap.fill(group[0].label(apart), int(12 * figure.get_figwidth() / columns))
-        axes.set_title(title)
+        axes.set_title(textwrap.fill(group[0].label(apart), int(12.5 * figure.get_figwidth() / columns)))
         marked: Counter[int] = Counter()
         for one in group:
             look = looks[one.value(axis)]
@@ -182,9 +160,9 @@ def comparison(panels: Sequence[Group], axis: str, kind: Kind) -> Figure:
                 _times(axes, one, look)
                 continue
             _memory(axes, one, look, replace(look, dashes="--"))
-            oom |= _oom_marks(axes, one, look.colour, marked)
+            oom |= _oom_marks(axes, one, look.colour, marked, gap=0.1 / len(group))
         if kind == "memory":
-            _capacity(axes, group, {one.series_id: looks[one.value(axis)].colour for one in group})
+            _capacity(axes, group, [looks[one.value(axis)].colour for one in group])
             if not any(one.measured for one in group):
                 _say(axes, "nothing fits")
     for empty in grid[len(panels) :]:
@@ -200,37 +178,26 @@ def comparison(panels: Sequence[Group], axis: str, kind: Kind) -> Figure:
         keys.append(Line2D([], [], color=GREY, label=dashed, linestyle="--"))
     else:
         grid[0].set_ylim(0, 1.1 * max(axes.dataLim.y1 for axes in grid[: len(panels)]))
-    yes = axis_label(axis, True)
-    what = (
-        f"without and with {yes}"
-        if isinstance(every[0].value(axis), bool)
-        else " vs ".join(look.label for look in looks.values())
-    )
+    what = " vs ".join(look.label for look in looks.values()) if len(looks) < 4 else f"by {analysis.axis_name(axis)}"
+    if isinstance(every[0].value(axis), bool):
+        what = f"without and with {axis_label(axis, True)}"
     second = "; ".join(text for text in (what, analysis.settings(every)) if text)
-    figure.suptitle(_title(every, second, figure.get_figwidth()), x=0.01, ha="left")
     untimed = sum(not one.time_is_measured for one in every)
     notes = analysis.caveats(every)
     if kind == "time" and untimed:
-        notes = [f"time was not measured in {untimed} of these {len(every)} series"]
-    _legend(figure, [*keys, *_mark_keys(every, oom)], notes)
-    return figure
-
-
-def _title(series: Group, second: str, width: float = 8.0) -> str:
-    return "\n".join(textwrap.fill(text, int(width * 12)) for text in (analysis.headline(series), second) if text)
+        notes = [f"{untimed} of these {len(every)} series without a measured time"]
+    return _framed(figure, every, second, [*keys, *_mark_keys(every, oom, band=kind == "memory")], notes)
 
 
 def _looks(series: Group, axis: str) -> dict[object, Look]:
     values = list(dict.fromkeys(one.value(axis) for one in series))
-    return {
-        value: Look(
-            colour=VALUE_COLOURS[i % len(VALUE_COLOURS)],
-            marker=VALUE_MARKERS[i % len(VALUE_MARKERS)],
-            label=axis_label(axis, value) or str(value),
-            weight=1.5 - 0.5 * i / max(1, len(values) - 1),
-        )
-        for i, value in enumerate(values)
-    }
+    looks = {}
+    for i, value in enumerate(values):
+        colour, marker = VALUE_COLOURS[i % len(VALUE_COLOURS)], VALUE_MARKERS[i % len(VALUE_MARKERS)]
+        weight = 1.5 - 0.5 * i / max(1, len(values) - 1)
+        label = axis_label(axis, value) or str(value)
+        looks[value] = Look(colour=colour, marker=marker, label=label, weight=weight)
+    return looks
 
 
 def _memory_labels(one: Series) -> tuple[str, str]:
@@ -239,24 +206,17 @@ def _memory_labels(one: Series) -> tuple[str, str]:
 
 def _memory(axes: Axes, one: Series, reserved: Look, allocated: Look) -> None:
     """Lines of the headline rank, and a band from the smallest to the largest rank."""
-    points = {r.spec.batch_size: r for r in one.measured}
-    readings: tuple[tuple[str, Look, Callable[[RankRecord], int | None]], ...] = (
-        ("reserved", reserved, lambda rank: rank.reserved_peak_bytes),
-        ("allocated", allocated, lambda rank: rank.allocated_peak_bytes),
-    )
-    for name, look, read in readings:
-        line, low, high = {}, {}, {}
-        for size, record in points.items():
-            found = [value / GIB for rank in record.ranks if (value := read(rank)) is not None]
-            low[size], high[size] = min(found), max(found)
-            rank = record.largest_rank
-            line[size] = (read(rank) or 0) / GIB if rank else math.nan
-        sizes = _line(axes, one, line, look, name)
-        if any(len(r.ranks) > 1 for r in points.values()):
-            lower, upper = ([side.get(size, math.nan) for size in sizes] for side in (low, high))
-            axes.fill_between(sizes, lower, upper, color=look.colour, alpha=0.22, linewidth=0)
-            # A band has no width at a lone point.
-            axes.vlines(list(low), list(low.values()), list(high.values()), look.colour, alpha=0.22, linewidth=3)
+    for name, look in (("reserved", reserved), ("allocated", allocated)):
+        gib = {
+            r.spec.batch_size: [(getattr(rank, f"{name}_peak_bytes") or math.nan) / GIB for rank in r.ranks]
+            for r in one.measured
+        }
+        headline = {r.spec.batch_size: r.ranks.index(rank) for r in one.measured if (rank := r.largest_rank)}
+        sizes = _line(axes, one, {size: gib[size][rank] for size, rank in headline.items()}, look, name)
+        if any(len(values) > 1 for values in gib.values()):
+            low, high = ([pick(gib.get(size, [math.nan])) for size in sizes] for pick in (min, max))
+            # The edge makes a point without neighbours visible, where a band has no width.
+            axes.fill_between(sizes, low, high, color=look.colour, alpha=0.2, linewidth=2)
 
 
 def _line(axes: Axes, one: Series, values: Mapping[int, float], look: Look, name: str) -> list[int]:
@@ -290,45 +250,37 @@ def _time_axis(axes: Axes, one: Series) -> Line2D:
     return look.key
 
 
-def _capacity(axes: Axes, group: Group, colours: Mapping[str, str] | None = None) -> None:
+def _capacity(axes: Axes, group: Group, colours: Sequence[str] = ()) -> None:
     """The device's capacity as a labelled line, coloured where it differs within the group."""
-    capacities = {one.capacity_bytes: one for one in group if one.capacity_bytes}
-    for size, one in capacities.items():
-        colour = colours[one.series_id] if colours and len(capacities) > 1 else BLACK
+    capacities = {one.capacity_bytes: i for i, one in enumerate(group) if one.capacity_bytes}
+    for size, i in capacities.items():
+        colour = colours[i] if len(capacities) > 1 else BLACK
         axes.axhline(size / GIB, color=colour, linewidth=1, gid="capacity")
-        text = f"{'limit' if one.is_cpu else 'capacity'} {analysis.size_text(size)}"
-        place: dict[str, Any] = {"xy": (0.01, size / GIB), "xytext": (0, 5), "va": "bottom"}
+        text = f"{'limit' if group[i].is_cpu else 'capacity'} {analysis.size_text(size)}"
+        x, offset, where = 0.01, (0, 5), "bottom"
         if colours:  # beside the panel, for marks of several series are stacked on the line
-            text, place = (
-                text.replace(" ", "\n", 1),
-                {"xy": (1, size / GIB), "xytext": (4, 0), "va": "center"},
-            )
-        place |= {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-        axes.annotate(text, **place, color=colour, fontsize=8, annotation_clip=False)
+            near = [other for other in capacities if 0 < abs(other - size) < 0.1 * max(capacities)]
+            x, offset, where = 1, (4, 0), "center" if not near else "bottom" if size > near[0] else "top"
+            text = text.replace(" ", "\n", 1)
+        place: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": where}
+        axes.annotate(text, (x, size / GIB), offset, **place, color=colour, fontsize=8, annotation_clip=False)
+
+
+def _highest(one: Series) -> int:
+    ranks = (rank for record in one.measured for rank in record.ranks)
+    return max(one.capacity_bytes or 0, *(rank.reserved_peak_bytes or 0 for rank in ranks), 0) or GIB
 
 
 def _memory_limits(axes: Axes, series: Group) -> None:
-    tops = [one.capacity_bytes or 0 for one in series]
-    tops += [rank.reserved_peak_bytes or 0 for one in series for r in one.measured for rank in r.ranks]
-    axes.set_ylim(0, 1.12 * max(tops) / GIB or 1)
-
-
-def _first_oom(one: Series) -> int | None:
-    """The smallest size above the largest usable one that ran out of memory."""
-    above = (s for s, r in one.records.items() if s > (one.largest or 0) and r.status is Status.OOM)
-    return next(above, None)
-
-
-def _last_shown(one: Series) -> int:
-    """What a search tried beyond the first size that does not fit adds nothing."""
-    end = one.ended_by
-    return _first_oom(one) or max(one.largest or 0, end.spec.batch_size if end else 0)
+    axes.set_ylim(0, 1.12 * max(map(_highest, series)) / GIB)
+    if not any(one.capacity_bytes or one.measured for one in series):
+        axes.set_yticks([])  # nothing gives the axis a scale
 
 
 def _batch_axis(axes: Axes, series: Group, most: int) -> list[int]:
     """Limits and whole-numbered ticks, at most so many; no tick beyond the largest size that was tried."""
-    low, high = min(next(iter(one.records)) for one in series), max(map(_last_shown, series))
-    room = max(0.6, 0.09 * (high - low)) if any(map(_first_oom, series)) else 0.5
+    low, high = min(next(iter(one.records)) for one in series), max(one.last_telling for one in series)
+    room = max(0.6, 0.09 * (high - low)) if any(one.first_oom for one in series) else 0.5
     axes.set_xlim(low - 0.5, high + room)
     steps = (base * 10**power for power in range(6) for base in (1, 2, 5))
     step = next(step for step in steps if (high - low) / step < most)
@@ -339,10 +291,12 @@ def _batch_axis(axes: Axes, series: Group, most: int) -> list[int]:
 
 def _overall_axis(axes: Axes, one: Series, ticks: Sequence[int]) -> None:
     world, accumulation = one.spec.world_size, one.spec.accumulation
+    if world * accumulation == 1:
+        return
     top = axes.secondary_xaxis("top")
     top.set_xticks(ticks, [str(world * tick) for tick in ticks])
-    text = f"overall batch size (x {world} devices)"
-    top.set_xlabel(text + (f"; an optimizer step takes {accumulation} of them" if accumulation > 1 else ""))
+    steps = f"; an optimizer step takes {accumulation} of them" if accumulation > 1 else ""
+    top.set_xlabel(f"overall batch size (x {world} device{'s' if world > 1 else ''}){steps}")
 
 
 def _shared_batch_axis(grid: Sequence[Axes], series: Group, columns: int, used: int) -> None:
@@ -358,12 +312,12 @@ def _shared_batch_axis(grid: Sequence[Axes], series: Group, columns: int, used: 
         axes.set_xlabel(label)
 
 
-def _oom_marks(axes: Axes, one: Series, colour: str, marked: Counter[int]) -> bool:
+def _oom_marks(axes: Axes, one: Series, colour: str, marked: Counter[int], gap: float = 0.05) -> bool:
     """Crosses on the capacity line where memory ran out, stacked at one size. Whether there are any."""
     sizes = [r.spec.batch_size for r in one.surprises if r.status is Status.OOM]
-    sizes += [first] if (first := _first_oom(one)) else []
-    base = (one.capacity_bytes or axes.dataLim.y1 * GIB) / GIB
-    heights = [base * (1 + 0.05 * marked[size]) for size in sizes]
+    sizes += [first] if (first := one.first_oom) else []
+    base = (one.capacity_bytes or _highest(one)) / GIB
+    heights = [base * (1 + gap * marked[size]) for size in sizes]
     marked.update(sizes)
     axes.plot(sizes, heights, color=colour, zorder=4, gid=f"oom {one.series_id}", **CROSS)
     return bool(sizes)
@@ -371,41 +325,48 @@ def _oom_marks(axes: Axes, one: Series, colour: str, marked: Counter[int]) -> bo
 
 def _ending(axes: Axes, one: Series) -> None:
     """What stopped the walk: the region of sizes that do not fit, or a dotted line where a cell broke."""
-    first, right = _first_oom(one), axes.get_xlim()[1]
+    first, right = one.first_oom, axes.get_xlim()[1]
     if first is not None:
         axes.axvspan(first, right, color="#999999", alpha=0.25, linewidth=0, gid="oom region")
         what = outcome(one.records[first])
         if one.measured:
-            _say(
-                axes,
-                what.split(",")[0],
-                x=(first + right) / 2,
-                rotation=90,
-                transform=axes.get_xaxis_transform(),
-            )
+            _say(axes, what.split(",")[0], upright_at=(first + right) / 2)
         else:
             _say(axes, f"nothing fits\n{what}\nat batch size {first}")
     for size, record in one.records.items():
         if record.status not in (Status.OK, Status.THRASHING, Status.OOM) and size < right:
             axes.axvline(size, color="#666666", linestyle=":", linewidth=1.2, gid="broken")
-            words = record.status.value.replace("_", " ")
-            _say(axes, words, x=size, rotation=90, transform=axes.get_xaxis_transform())
+            _say(axes, record.status.value.replace("_", " "), upright_at=size)
 
 
-def _say(axes: Axes, text: str, x: float = 0.5, **place: Any) -> None:
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
-    style: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "center", "fontsize": 9}
-    axes.text(x, 0.45, text, bbox=box, **style | place)
+def _say(axes: Axes, text: str, upright_at: float | None = None) -> None:
+    """Words in the middle of the panel, or turned and standing at a batch size."""
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9}
+    style["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
+    if upright_at is None:
+        axes.text(0.5, 0.45, text, transform=axes.transAxes, **style)
+    else:
+        axes.text(upright_at, 0.45, text, transform=axes.get_xaxis_transform(), rotation=90, **style)
 
 
-def _mark_keys(series: Group, oom: bool) -> list[Line2D]:
-    thrashing = any(r.status is Status.THRASHING for one in series for r in one.measured)
-    return [Line2D([], [], **OOM_KEY)] * oom + [Line2D([], [], **THRASHING_KEY)] * thrashing
+def _mark_keys(series: Group, oom: bool, band: bool) -> list[Any]:
+    keys: list[Any] = []
+    ranks = max((len(r.ranks) for one in series for r in one.measured), default=1)
+    if band and ranks > 1:
+        keys.append(Patch(color="#888888", alpha=0.35, label=f"smallest to largest of {ranks} ranks"))
+    if oom:
+        keys.append(Line2D([], [], color=BLACK, label="out of memory", **CROSS))
+    if any(r.status is Status.THRASHING for one in series for r in one.measured):
+        style: dict[str, Any] = {"color": GREY, "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+        keys.append(Line2D([], [], label="thrashing: runs, too slow to use", **style))
+    return keys
 
 
-def _legend(figure: Figure, handles: Sequence[Any], notes: Sequence[str]) -> None:
-    """Below the axes, where it hides nothing, in as many columns as fit; the notes stand over it."""
+def _framed(figure: Figure, series: Group, second: str, handles: Sequence[Any], notes: Sequence[str]) -> Figure:
+    """Title above; legend below, where it hides no data, in as many columns as fit, with the notes over it."""
     width = figure.get_figwidth()
+    title = (textwrap.fill(text, int(12 * width)) for text in (analysis.headline(series), second) if text)
+    figure.suptitle("\n".join(title), x=0.01, ha="left")
     labels = [str(handle.get_label()) for handle in handles]
 
     def inches(columns: int) -> float:
@@ -414,8 +375,9 @@ def _legend(figure: Figure, handles: Sequence[Any], notes: Sequence[str]) -> Non
         return sum(0.65 + 0.073 * max(map(len, labels[a:b])) for a, b in itertools.pairwise(starts))
 
     columns = next((n for n in (4, 3, 2) if n <= len(labels) and inches(n) < width), 1)
-    title = "\n".join(textwrap.fill(note, int(14 * width)) for note in notes) or None
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, title=title, alignment="left")
+    over = "\n".join(textwrap.fill(note, int(14 * width)) for note in notes) or None
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, title=over, alignment="left")
+    return figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -423,25 +385,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("results", nargs="*", type=Path, help="folders of results; default: all of them")
     parser.add_argument("--out", type=Path, default=Path("plots"), help="where plots/<sweep>/ goes")
     options = parser.parse_args(arguments)
-    try:
-        stores = analysis.stores_with_results(options.results)
-    except StoreError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return max(_redraw(store, options.out / store.name) for store in stores)
+    return for_each_sweep(options.results, lambda store: _redraw(store, options.out / store.name))
 
 
-def _redraw(store: Store, out: Path) -> int:
-    try:
-        written = draw(store, out)
-    except (StoreError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+def _redraw(store: Store, out: Path) -> None:
+    written = draw(store, out)
     if not written:
-        print(f"{store.path} holds no measured cell; see python -m sweep.report {store.path}", file=sys.stderr)
-        return 1
+        raise StoreError(f"{store.path} holds no measured cell; see `python -m sweep.report {store.path}`")
     print(f"{out}: {len(written) // 2} charts, each as PNG and SVG")
-    return 0
 
 
 if __name__ == "__main__":
