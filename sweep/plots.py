@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -26,7 +26,6 @@ from matplotlib.patches import Patch
 from sweep import analysis
 from sweep.analysis import GIB, Series, axis_label, outcome, varying_axes
 from sweep.record import Status
-from sweep.report import for_each_sweep
 from sweep.store import Store, StoreError
 
 STYLE: Any = {
@@ -55,7 +54,6 @@ CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 8, "m
 CREATOR = "sweep.plots"
 MOST_PANELS = 12
 
-Kind = Literal["memory", "time"]
 Group = Sequence[Series]
 
 
@@ -102,15 +100,14 @@ def _figures(series: Group) -> Iterator[tuple[str, Figure]]:
     names = [_file_name(one.label(varying) or one.label(("model", "engine"))) for one in series]
     for name, one in zip(names, series, strict=True):
         yield name if names.count(name) == 1 else f"{name}_{one.series_id}", series_figure(one)
-    kinds: tuple[Kind, ...] = ("memory", "time")
-    for axis, kind in itertools.product(varying, kinds):
+    for axis, timed in itertools.product(varying, (False, True)):
         panels = analysis.groups(series, axis)
-        if kind == "time":
+        if timed:
             panels = [group for group in panels if sum(one.time_is_measured for one in group) > 1]
         pages = [panels[i : i + MOST_PANELS] for i in range(0, len(panels), MOST_PANELS)]
         for number, page in enumerate(pages, start=1):
-            suffix = f"-{number}" if len(pages) > 1 else ""
-            yield f"compare-{_file_name(axis)}-{kind}{suffix}", comparison(page, axis, kind)
+            name = f"compare-{_file_name(axis)}-{'time' if timed else 'memory'}"
+            yield name if len(pages) == 1 else f"{name}-{number}", comparison(page, axis, timed=timed)
 
 
 def _file_name(text: str) -> str:
@@ -141,8 +138,8 @@ def series_figure(one: Series) -> Figure:
     return _framed(figure, [one], analysis.settings([one]), handles, notes)
 
 
-def comparison(panels: Sequence[Group], axis: str, kind: Kind) -> Figure:
-    """A panel per group of series that differ in `axis` alone. Memory: reserved solid, allocated dashed."""
+def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
+    """Seconds or memory; a panel per group of series that differ in `axis` alone."""
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 8 else 3
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(8, 5.4) if len(panels) == 1 else (4.2 * columns, 2.5 * rows + 1.6))
@@ -156,22 +153,22 @@ def comparison(panels: Sequence[Group], axis: str, kind: Kind) -> Figure:
         marked: Counter[int] = Counter()
         for one in group:
             look = looks[one.value(axis)]
-            if kind == "time":
+            if timed:
                 _times(axes, one, look)
                 continue
             _memory(axes, one, look, replace(look, dashes="--"))
             oom |= _oom_marks(axes, one, look.colour, marked, gap=0.1 / len(group))
-        if kind == "memory":
+        if not timed:
             _capacity(axes, group, [looks[one.value(axis)].colour for one in group])
             if not any(one.measured for one in group):
                 _say(axes, "nothing fits")
     for empty in grid[len(panels) :]:
         empty.set_axis_off()
     for axes in grid[::columns]:
-        axes.set_ylabel("peak per device (GiB)" if kind == "memory" else "seconds per iteration (s)")
+        axes.set_ylabel("seconds per iteration (s)" if timed else "peak per device (GiB)")
     _shared_batch_axis(grid, every, columns, len(panels))
     keys = [look.key for look in looks.values()]
-    if kind == "memory":
+    if not timed:
         _memory_limits(grid[0], every)
         solid, dashed = _memory_labels(every[0])
         keys.append(Line2D([], [], color=GREY, label=solid))
@@ -184,9 +181,9 @@ def comparison(panels: Sequence[Group], axis: str, kind: Kind) -> Figure:
     second = "; ".join(text for text in (what, analysis.settings(every)) if text)
     untimed = sum(not one.time_is_measured for one in every)
     notes = analysis.caveats(every)
-    if kind == "time" and untimed:
+    if timed and untimed:
         notes = [f"{untimed} of these {len(every)} series without a measured time"]
-    return _framed(figure, every, second, [*keys, *_mark_keys(every, oom, band=kind == "memory")], notes)
+    return _framed(figure, every, second, [*keys, *_mark_keys(every, oom, band=not timed)], notes)
 
 
 def _looks(series: Group, axis: str) -> dict[object, Look]:
@@ -385,14 +382,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("results", nargs="*", type=Path, help="folders of results; default: all of them")
     parser.add_argument("--out", type=Path, default=Path("plots"), help="where plots/<sweep>/ goes")
     options = parser.parse_args(arguments)
-    return for_each_sweep(options.results, lambda store: _redraw(store, options.out / store.name))
-
-
-def _redraw(store: Store, out: Path) -> None:
-    written = draw(store, out)
-    if not written:
-        raise StoreError(f"{store.path} holds no measured cell; see `python -m sweep.report {store.path}`")
-    print(f"{out}: {len(written) // 2} charts, each as PNG and SVG")
+    found, problems = 0, []
+    for path in options.results or sorted(Path("results").glob("*")):
+        store = Store(path.resolve())
+        try:
+            if written := draw(store, out := options.out / store.name):
+                found += 1
+                print(f"{out}: {len(written) // 2} charts, each as PNG and SVG")
+            elif options.results:
+                problems.append(f"{path} holds no measured cell; `make sweep` makes some")
+        except (StoreError, OSError) as error:
+            problems.append(str(error))
+    if not found and not problems:
+        problems.append("there is nothing to draw under results/; `make sweep` makes some")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -230,50 +230,27 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def stores_with_results(paths: Sequence[Path], root: Path = Path("results")) -> list[Store]:
-    """The named results folders, or all under `root`. Raises `StoreError` if one holds no finished cell."""
-    make_some = "`make sweep` or `python -m sweep.run -m model=tiny` makes some"
-    if not paths:
-        found = sorted({record.parents[2] for record in root.glob("*/cells/*/record.json")})
-        if not found:
-            raise StoreError(f"no results found under {root}/; {make_some}")
-        return [Store(path) for path in found]
-    stores = []
-    for path in paths:
-        folder = path if path.is_dir() or len(path.parts) != 1 else root / path
-        if not any(folder.glob("cells/*/record.json")):
-            raise StoreError(f"{folder} holds no finished cell; {make_some}")
-        stores.append(Store(folder if folder.name else folder.resolve()))
-    return stores
-
-
-def for_each_sweep(paths: Sequence[Path], action: Callable[[Store], None]) -> int:
-    """Run `action` on each results folder; the exit code. One that cannot be read does not keep the others back."""
-    failed = False
-    try:
-        stores = stores_with_results(paths)
-    except StoreError as error:
-        print(error, file=sys.stderr)
-        return 1
-    for store in stores:
-        try:
-            action(store)
-        except (StoreError, OSError) as error:  # noqa: PERF203
-            print(error, file=sys.stderr)
-            failed = True
-    return int(failed)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sweep.report", description="Print and write what a sweep found.")
     parser.add_argument("results", nargs="*", type=Path, help="folders of results; default: all of them")
-    return for_each_sweep(parser.parse_args(arguments).results, _report)
-
-
-def _report(store: Store) -> None:
-    records = store.records()
-    print_summary(Console(), records, name=store.name)
-    write_atomically(store.path / "summary.md", markdown(store.name, records))
+    named: list[Path] = parser.parse_args(arguments).results
+    found, problems = 0, []
+    for path in named or sorted(Path("results").glob("*")):
+        store = Store(path.resolve())
+        try:
+            if records := store.records():
+                found += 1
+                print_summary(Console(), records, name=store.name)
+                write_atomically(path / "summary.md", markdown(store.name, records))
+            elif named:
+                problems.append(f"{path} holds no finished cell; `make sweep` makes some")
+        except (StoreError, OSError) as error:
+            problems.append(str(error))
+    if not found and not problems:
+        problems.append("there are no results under results/; `make sweep` makes some")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
