@@ -7,7 +7,7 @@
 Nothing here imports PyTorch or any other part of ``sweep``.
 """
 
-from sweep.virtual.environment import DEFAULT_LAG, LAGS, check, environment
+from sweep.virtual.environment import DEFAULT_LAG, LAGS, check, environment, gpu_variables
 from sweep.virtual.errors import VirtualGpuError
 from sweep.virtual.profiles import ASSUMED_CONTEXT_BYTES, GpuProfile, gpu, gpus
 
@@ -20,5 +20,6 @@ __all__ = [
     "check",
     "environment",
     "gpu",
+    "gpu_variables",
     "gpus",
 ]

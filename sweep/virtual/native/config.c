@@ -1,5 +1,6 @@
 /* The VGPU_* environment. It is read at the first CUDA call, not when the library is loaded, so that a process
- * which has torch imported can be forked many times and each child can be another GPU. */
+ * which has torch imported can be forked many times and each child can be another GPU. From that call on the library
+ * is armed and the values stay. NVML only looks: libraries count devices through it while they are imported. */
 #include "vgpu.h"
 
 #include <pthread.h>
@@ -7,15 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static vgpu_config config;
+static vgpu_config armed_config;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static bool armed;
 
 static size_t number(const char *name, size_t fallback) {
   const char *text = getenv(name);
   return text && *text ? strtoull(text, NULL, 10) : fallback;
 }
 
-static void read_environment(void) {
+static vgpu_config read_environment(void) {
+  vgpu_config config = {0};
   const char *name = getenv("VGPU_NAME");
   const char *capability = getenv("VGPU_COMPUTE_CAPABILITY");
   const char *lag = getenv("VGPU_LAG");
@@ -37,9 +40,19 @@ static void read_environment(void) {
   config.other_processes_bytes = number("VGPU_OTHER_PROCESSES_BYTES", 0);
   config.nccl_communicator_bytes = number("VGPU_NCCL_COMMUNICATOR_BYTES", 0);
   config.lag_until_sync = lag && strcmp(lag, "until-sync") == 0;
+  return config;
+}
+
+static void arm(void) {
+  armed_config = read_environment();
+  __atomic_store_n(&armed, true, __ATOMIC_RELEASE);
 }
 
 const vgpu_config *vgpu_configuration(void) {
-  pthread_once(&once, read_environment);
-  return &config;
+  pthread_once(&once, arm);
+  return &armed_config;
 }
+
+bool vgpu_is_armed(void) { return __atomic_load_n(&armed, __ATOMIC_ACQUIRE); }
+
+vgpu_config vgpu_look(void) { return vgpu_is_armed() ? armed_config : read_environment(); }

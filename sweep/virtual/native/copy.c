@@ -27,6 +27,7 @@ void copy_bytes(void *to, const void *from, size_t size) {
   if (!size) return;
   if (to_device && from_device) {
     values_copy((uintptr_t)to, (uintptr_t)from, size);
+    nccl_note_copy(to, size);
   } else if (to_device) {
     if (size <= VALUES_COPY_LIMIT) values_write((uintptr_t)to, from, size);
     else values_forget((uintptr_t)to, size);

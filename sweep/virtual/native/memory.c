@@ -222,7 +222,7 @@ bool memory_on_device(const void *address) {
 }
 
 EXPORT int vgpu_read_books(int device, vgpu_books *books) {
-  const vgpu_config *config = vgpu_configuration();
+  vgpu_config look = vgpu_look(), *config = &look;
   if (device < 0 || device >= config->device_count) return VGPU_INVALID_DEVICE;
   pthread_mutex_lock(&lock);
   memset(books, 0, sizeof *books);

@@ -267,8 +267,8 @@ static const message *answer(const message *receive) {
   const message *same_peer = NULL, *any = NULL;
   for (size_t i = 0; i < group.count; i++) {
     const message *send = &group.messages[i];
-    if (!send->send || send->comm != receive->comm || send->bytes != receive->bytes) continue;
-    if (send->peer == receive->comm->rank) return send;
+    if (!send->send || send->bytes != receive->bytes) continue;
+    if (!send->comm || send->peer == receive->comm->rank) return send;
     if (send->peer == receive->peer) same_peer = send;
     if (!any) any = send;
   }
@@ -287,16 +287,25 @@ static void deliver(void) {
   group.count = group.room = 0;
 }
 
-static int post(bool send, void *address, size_t count, int type, int peer, communicator *comm) {
-  use(comm);
+static void append(message posted) {
   if (group.count == group.room) {
     group.room = group.room ? 2 * group.room : 16;
     group.messages = realloc(group.messages, group.room * sizeof *group.messages);
     if (!group.messages) abort();
   }
-  group.messages[group.count++] = (message){send, address, count * reduce_element_bytes(type), peer, comm};
+  group.messages[group.count++] = posted;
+}
+
+static int post(bool send, void *address, size_t count, int type, int peer, communicator *comm) {
+  use(comm);
+  append((message){send, address, count * reduce_element_bytes(type), peer, comm});
   if (!group.depth) deliver();
   return NCCL_SUCCESS;
+}
+
+/* PyTorch's gather at its root copies its own part and receives the others: the copy says what they all send. */
+void nccl_note_copy(void *to, size_t bytes) {
+  if (group.depth) append((message){true, to, bytes, -1, NULL});
 }
 
 EXPORT int ncclSend(const void *from, size_t count, int type, int peer, communicator *comm, void *stream UNUSED) {

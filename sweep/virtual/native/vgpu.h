@@ -57,7 +57,9 @@ typedef struct {
   size_t nccl_communicator_bytes;
   bool lag_until_sync;
 } vgpu_config;
-EXPORT const vgpu_config *vgpu_configuration(void);
+const vgpu_config *vgpu_configuration(void);          /* reads it once and for all */
+EXPORT vgpu_config vgpu_look(void);                   /* reads it without deciding anything */
+EXPORT bool vgpu_is_armed(void);
 
 /* errors.c */
 int vgpu_fail(int code);                              /* remembers the thread's last runtime error */
@@ -115,6 +117,9 @@ void copy_fill(void *to, const void *pattern, size_t pattern_size, size_t size);
 
 /* reuse.c: PyTorch's allocator hands a block out again: its old values are gone. */
 void reuse_watch(void);
+
+/* nccl.c */
+void nccl_note_copy(void *to, size_t bytes);          /* a copy within the device, perhaps inside a group of calls */
 
 /* device.c */
 int device_current(void);

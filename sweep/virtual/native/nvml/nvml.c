@@ -15,10 +15,10 @@ enum { NVML_SUCCESS = 0, NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUN
 static int device_of(const void *handle) { return (int)(uintptr_t)handle - 1; }
 static bool valid(const void *handle) {
   int device = device_of(handle);
-  return device >= 0 && device < vgpu_configuration()->device_count;
+  return device >= 0 && device < vgpu_look().device_count;
 }
 static int handle_of(int device, void **handle) {
-  if (device < 0 || device >= vgpu_configuration()->device_count) return NVML_INVALID;
+  if (device < 0 || device >= vgpu_look().device_count) return NVML_INVALID;
   *handle = (void *)(uintptr_t)(device + 1);
   return NVML_SUCCESS;
 }
@@ -28,6 +28,7 @@ static int text(char *out, unsigned size, const char *value) {
   return NVML_SUCCESS;
 }
 
+EXPORT int nvmlInit(void) { return NVML_SUCCESS; }
 EXPORT int nvmlInit_v2(void) { return NVML_SUCCESS; }
 EXPORT int nvmlInitWithFlags(unsigned flags UNUSED) { return NVML_SUCCESS; }
 EXPORT int nvmlShutdown(void) { return NVML_SUCCESS; }
@@ -48,7 +49,7 @@ EXPORT int nvmlSystemGetCudaDriverVersion(int *version) {
 EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDriverVersion(version); }
 
 EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
-  *count = (unsigned)vgpu_configuration()->device_count;
+  *count = (unsigned)vgpu_look().device_count;
   return NVML_SUCCESS;
 }
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { return handle_of((int)index, handle); }
@@ -58,7 +59,7 @@ static void uuid_of(int device, char out[64]) {
 }
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
   char candidate[64];
-  for (int device = 0; device < vgpu_configuration()->device_count; device++) {
+  for (int device = 0; device < vgpu_look().device_count; device++) {
     uuid_of(device, candidate);
     if (strcasecmp(candidate, uuid) == 0) return handle_of(device, handle);
   }
@@ -92,7 +93,7 @@ EXPORT int nvmlDeviceGetPciInfo_v3(void *handle, pci_info *out) {
 }
 
 EXPORT int nvmlDeviceGetName(void *handle, char *out, unsigned size) {
-  return valid(handle) ? text(out, size, vgpu_configuration()->name) : NVML_INVALID;
+  return valid(handle) ? text(out, size, vgpu_look().name) : NVML_INVALID;
 }
 EXPORT int nvmlDeviceGetIndex(void *handle, unsigned *index) {
   *index = (unsigned)device_of(handle);
@@ -100,8 +101,8 @@ EXPORT int nvmlDeviceGetIndex(void *handle, unsigned *index) {
 }
 EXPORT int nvmlDeviceGetMinorNumber(void *handle, unsigned *minor) { return nvmlDeviceGetIndex(handle, minor); }
 EXPORT int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
-  *major = vgpu_configuration()->cc_major;
-  *minor = vgpu_configuration()->cc_minor;
+  *major = vgpu_look().cc_major;
+  *minor = vgpu_look().cc_minor;
   return valid(handle) ? NVML_SUCCESS : NVML_INVALID;
 }
 
@@ -114,7 +115,7 @@ typedef struct {
   uint64_t total, reserved, free, used;
 } memory_v2;
 static void read_memory(void *handle, memory_v2 *out) {
-  const vgpu_config *config = vgpu_configuration();
+  vgpu_config look = vgpu_look(), *config = &look;
   vgpu_books books;
   vgpu_read_books(device_of(handle), &books);
   out->total = config->nvml_total_bytes;
