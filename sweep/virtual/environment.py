@@ -72,6 +72,8 @@ def gpu_variables(
         "VGPU_OTHER_PROCESSES_BYTES": other_processes_bytes,
         "VGPU_NCCL_COMMUNICATOR_BYTES": nccl_communicator_bytes(world_size or count),
         "VGPU_LAG": lag,
+        # cuDNN's attention, which PyTorch prefers on Hopper and Blackwell, is not played; flash attention is next.
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED": 1,
     }
     if world_size is not None:
         values |= {
@@ -100,6 +102,7 @@ def library_variables() -> dict[str, str]:
         "TRITON_LIBCUDA_PATH": str(folder),
         "PYTHONPATH": _prepended(str(_HOOK), "PYTHONPATH", os.pathsep),
         "VGPU_LIBRARY": str(folder / DRIVER),
+        "VGPU_TORCH_FOLDER": str(torch_build().folder),
     }
 
 

@@ -1,11 +1,12 @@
 """Runs at the start of every Python process that has a virtual GPU; Python imports it by its name.
 
-It imports nothing of PyTorch itself: it waits until the process imports ``torch.distributed``.
+It imports nothing of PyTorch itself: it waits until the process does.
 """
 
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,17 @@ from typing import Any
 _HERE = str(Path(__file__).resolve().parent)
 
 
-class _AfterImport:
-    """A finder that lets the others find one module and calls a function after it was executed."""
+class _AroundImport:
+    """A finder that lets the others find one module and calls a function before or after it is executed."""
 
-    def __init__(self, module: str, function: Callable[[ModuleType], None]) -> None:
-        self.module, self.function = module, function
+    def __init__(
+        self,
+        module: str,
+        *,
+        before: Callable[[importlib.machinery.ModuleSpec], None] | None = None,
+        after: Callable[[ModuleType], None] | None = None,
+    ) -> None:
+        self.module, self.before, self.after = module, before, after
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name != self.module:
@@ -28,20 +35,46 @@ class _AfterImport:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
+        if self.before is not None:
+            self.before(spec)
         loader: Any = spec.loader
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self.function(module)
+            if self.after is not None:
+                self.after(module)
 
         loader.exec_module = exec_module
         return spec
 
 
-def _form_world_alone(c10d: ModuleType) -> None:
-    sys.path.append(_HERE)
-    importlib.import_module("sweep_virtual_world").form_world_alone(c10d)
+def _check_preload(spec: importlib.machinery.ModuleSpec) -> None:
+    """Without the library PyTorch would find no GPU and many a script would quietly train on the CPU."""
+    library = os.environ["VGPU_LIBRARY"]
+    if library not in Path("/proc/self/maps").read_text(encoding="utf-8"):
+        raise ImportError(
+            f"The virtual GPU is not in effect: {library} was not preloaded; start this process with the LD_PRELOAD "
+            "that it was given, and without set-user-id programs in between."
+        )
+    folder = Path(spec.origin or "").parent
+    if str(folder) != os.environ["VGPU_TORCH_FOLDER"]:
+        raise ImportError(
+            f"The virtual GPU was built for the PyTorch in {os.environ['VGPU_TORCH_FOLDER']}, and this is {folder}; "
+            f"start it with this interpreter: {sys.executable} -m sweep.virtual run ..."
+        )
+
+
+def _refuse_static_runtime(spec: importlib.machinery.ModuleSpec) -> None:
+    raise ImportError(
+        f"{spec.name} is not supported on the virtual device: it brings a CUDA runtime of its own, which needs a GPU."
+    )
+
+
+def _our_module(name: str) -> Any:
+    if _HERE not in sys.path:
+        sys.path.append(_HERE)
+    return importlib.import_module(name)
 
 
 def _run_shadowed_sitecustomize() -> None:
@@ -52,5 +85,26 @@ def _run_shadowed_sitecustomize() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-sys.meta_path.insert(0, _AfterImport("torch.distributed.distributed_c10d", _form_world_alone))
+def _start() -> None:
+    finders = [
+        _AroundImport("torch", before=_check_preload),
+        _AroundImport(
+            "torch.distributed.distributed_c10d",
+            after=lambda module: _our_module("sweep_virtual_world").form_world_alone(module),
+        ),
+        _AroundImport("bitsandbytes", before=_refuse_static_runtime),
+    ]
+    if os.environ.get("VGPU_REPORT_FOLDER"):
+        _our_module("sweep_virtual_report").report_at_exit()
+        finders.append(
+            _AroundImport(
+                "torch.cuda.memory",
+                after=lambda module: _our_module("sweep_virtual_report").collect_before_resets(module),
+            )
+        )
+    sys.meta_path[:0] = finders
+
+
+if os.environ.get("VGPU_LIBRARY"):
+    _start()
 _run_shadowed_sitecustomize()

@@ -5,8 +5,9 @@
 #include <string.h>
 
 /* nvcc's host code registers every kernel of a library when the library is loaded. */
-EXPORT void **__cudaRegisterFatBinary(void *binary UNUSED) {
+EXPORT void **__cudaRegisterFatBinary(void *binary) {
   static void *token;
+  fatbin_register(binary);
   return &token;
 }
 EXPORT void __cudaRegisterFatBinaryEnd(void **handle UNUSED) {}
@@ -77,7 +78,8 @@ EXPORT int cudaFuncGetAttributes(function_attributes *attributes, const void *fu
   memset(attributes, 0, sizeof *attributes);
   attributes->max_threads_per_block = 1024;
   attributes->registers = 32;
-  attributes->ptx_version = attributes->binary_version = config->cc_major * 10 + config->cc_minor;
+  attributes->ptx_version = fatbin_architecture(config->cc_major * 10 + config->cc_minor);
+  attributes->binary_version = attributes->ptx_version;
   attributes->max_dynamic_shared_bytes = (int)config->shared_per_block_optin_bytes;
   return VGPU_SUCCESS;
 }

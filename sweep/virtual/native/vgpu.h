@@ -61,6 +61,10 @@ const vgpu_config *vgpu_configuration(void);          /* reads it once and for a
 EXPORT vgpu_config vgpu_look(void);                   /* reads it without deciding anything */
 EXPORT bool vgpu_is_armed(void);
 
+/* fatbin.c */
+void fatbin_register(const void *binary);
+int fatbin_architecture(int device_architecture);     /* of the code that such a device would run */
+
 /* errors.c */
 int vgpu_fail(int code);                              /* remembers the thread's last runtime error */
 int vgpu_unsupported(const char *call, int code);     /* says so on stderr, once a call, and returns code */
