@@ -43,6 +43,7 @@ STYLE: Any = {
     "legend.title_fontsize": 9,
     "legend.frameon": False,
     "savefig.dpi": 150,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.fonttype": "none",  # text stays text: searchable, and readable by a screen reader
     "svg.hashsalt": "sweep",  # the same records give the same bytes
 }
@@ -82,11 +83,10 @@ def draw(store: Store, out: Path) -> list[Path]:
     with mpl.rc_context(STYLE):
         # A crash or a refusal alone gives nothing to see; it belongs in the report.
         for name, figure in _figures([o for o in analysis.series_of(store.records()) if o.measured or o.first_oom]):
-            png, svg = out / f"{name}.png", out / f"{name}.svg"
             out.mkdir(parents=True, exist_ok=True)
-            figure.savefig(png, metadata={"Software": CREATOR})
+            figure.savefig(png := out / f"{name}.png", metadata={"Software": CREATOR})
             figure.set_layout_engine("none")  # keep the layout: finding it takes longer than drawing
-            figure.savefig(svg, metadata={"Creator": CREATOR, "Date": None})
+            figure.savefig(svg := out / f"{name}.svg", metadata={"Creator": CREATOR, "Date": None})
             written += [png, svg]
     for svg in out.glob("*.svg"):
         if svg not in written and f">{CREATOR}<" in svg.read_text(encoding="utf-8"):
@@ -118,14 +118,12 @@ def series_figure(one: Series) -> Figure:
     """Memory, and seconds per iteration where they were measured, against batch size."""
     figure = Figure(figsize=(8, 5.4))
     axes = figure.subplots()
-    reserved, allocated = _memory_labels(one)
-    solid = Look(colour=BLUE, marker="o", label=reserved)
-    dashed = Look(colour=GREEN, marker="s", label=allocated, dashes="--")
+    solid = Look(colour=BLUE, marker="o", label=_memory_labels(one)[0])
+    dashed = Look(colour=GREEN, marker="s", label=_memory_labels(one)[1], dashes="--")
     _memory(axes, one, solid, dashed)
     _capacity(axes, [one])
     _memory_limits(axes, [one])
-    ticks = _batch_axis(axes, [one], most=16)
-    _overall_axis(axes, one, ticks)
+    _overall_axis(axes, one, _batch_axis(axes, [one], most=16))
     axes.set_xlabel("batch size per device")
     axes.set_ylabel("memory per device, peak (GiB)")
     oom = _oom_marks(axes, one, BLACK, Counter())
@@ -171,17 +169,15 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
     if not timed:
         _memory_limits(grid[0], every)
         solid, dashed = _memory_labels(every[0])
-        keys.append(Line2D([], [], color=GREY, label=solid))
-        keys.append(Line2D([], [], color=GREY, label=dashed, linestyle="--"))
+        keys += [Line2D([], [], color=GREY, label=solid), Line2D([], [], color=GREY, label=dashed, linestyle="--")]
     else:
         grid[0].set_ylim(0, 1.1 * max(axes.dataLim.y1 for axes in grid[: len(panels)]))
     what = " vs ".join(look.label for look in looks.values()) if len(looks) < 4 else f"by {analysis.axis_name(axis)}"
     if isinstance(every[0].value(axis), bool):
         what = f"without and with {axis_label(axis, True)}"
     second = "; ".join(text for text in (what, analysis.settings(every)) if text)
-    untimed = sum(not one.time_is_measured for one in every)
-    notes = analysis.caveats(every)
-    if timed and untimed:
+    notes = [] if timed else analysis.caveats(every)
+    if timed and (untimed := sum(not one.time_is_measured for one in every)):
         notes = [f"{untimed} of these {len(every)} series without a measured time"]
     return _framed(figure, every, second, [*keys, *_mark_keys(every, oom, band=not timed)], notes)
 
@@ -362,7 +358,7 @@ def _mark_keys(series: Group, oom: bool, band: bool) -> list[Any]:
 def _framed(figure: Figure, series: Group, second: str, handles: Sequence[Any], notes: Sequence[str]) -> Figure:
     """Title above; legend below, where it hides no data, in as many columns as fit, with the notes over it."""
     width = figure.get_figwidth()
-    title = (textwrap.fill(text, int(12 * width)) for text in (analysis.headline(series), second) if text)
+    title = (textwrap.fill(text, int(11 * width)) for text in (analysis.headline(series), second) if text)
     figure.suptitle("\n".join(title), x=0.01, ha="left")
     labels = [str(handle.get_label()) for handle in handles]
 

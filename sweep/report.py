@@ -6,9 +6,10 @@ environment, and what was measured and what was not. Nothing here needs torch.
 
 import argparse
 import html
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,7 @@ from sweep.record import CellRecord, Status
 from sweep.store import Store, StoreError, write_atomically
 
 WIDEST = 110
-NARROWEST_NEXT = 24
+NARROWEST_NEXT = 22
 SHORT_NAMES = {
     "gradient_checkpointing": "ckpt",
     "expandable_segments": "expand.",
@@ -61,7 +62,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     measured = [
         Column(name="largest batch that fits, per device", short="largest\nthat fits", cell=lambda r: r.largest),
         Column(name="overall", short="over-\nall", cell=lambda r: _number(r.overall, "d")),
-        Column(name="effective", short="effec-\ntive", cell=lambda r: _number(r.effective, "d"), wanted=3),
+        Column(name="effective", short="effec-\ntive", cell=lambda r: _number(r.effective, "d"), wanted=4),
         Column(
             name=f"{reserved} peak (GiB)",
             short=f"{reserved}\nGiB",
@@ -71,15 +72,15 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
             name=f"{allocated} peak (GiB)",
             short=f"{allocated}\nGiB",
             cell=lambda r: _number(r.allocated_gib, ".2f"),
-            wanted=2,
+            wanted=3,
         ),
         Column(
             name=f"{reserved}, of {whole}",
             short=f"of\n{whole}",
             cell=lambda r: _number(r.capacity_share, ".0%"),
-            wanted=4,
+            wanted=5,
         ),
-        Column(name="NVML (GiB)", short="NVML\nGiB", cell=lambda r: _number(r.nvml_gib, ".2f"), wanted=5),
+        Column(name="NVML (GiB)", short="NVML\nGiB", cell=lambda r: _number(r.nvml_gib, ".2f"), wanted=6),
         Column(
             name="seconds per iteration",
             short="s/iter-\nation",
@@ -87,7 +88,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
             # Where nothing was timed, the sentence over the table says so as well.
             wanted=0 if any(row.seconds_per_iteration for row in rows) else 9,
         ),
-        Column(name="tokens/s", short="tokens\n/s", cell=lambda r: _number(r.tokens_per_second, ",.0f"), wanted=1),
+        Column(name="tokens/s", short="tokens\n/s", cell=lambda r: _number(r.tokens_per_second, ",.0f"), wanted=2),
     ]
     told = [column for column in measured if column.wanted == 0 or any(map(column.cell, rows))]
     if all(row.effective == row.overall for row in rows):
@@ -150,6 +151,8 @@ def _fitting(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list
     chosen = list(columns)
     while needed(chosen) > width and any(column.wanted for column in chosen):
         chosen.remove(max(chosen, key=lambda column: column.wanted))
+    if needed(chosen) > width:  # how much was asked for is in the summary as well
+        chosen[-1] = replace(chosen[-1], cell=lambda row: re.sub(r", asked for [\d.]+ \w+", "", row.next_size))
     return chosen
 
 

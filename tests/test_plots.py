@@ -1,0 +1,340 @@
+"""What the charts show: lines, labels, limits and marks, not pixels."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import matplotlib as mpl
+import pytest
+from conftest import REPOSITORY
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from test_analysis import (
+    CHECKPOINTING,
+    CPU,
+    CUDA,
+    GIB,
+    LLAMA,
+    MIB,
+    VIRTUAL,
+    cell,
+    grid,
+    only,
+    out_of_memory,
+    spec,
+    study,
+    thrashing,
+    walk,
+)
+
+from sweep import plots
+from sweep.analysis import VIRTUAL_SENTENCE, groups, series_of
+from sweep.record import CellRecord, Phase, Status
+from sweep.spec import GpuSpec, Precision
+from sweep.store import Store, write_json
+
+
+@pytest.fixture(autouse=True)
+def style() -> Any:
+    with mpl.rc_context(plots.STYLE):
+        yield
+
+
+def store_of(path: Path, records: Sequence[CellRecord]) -> Store:
+    store = Store(path)
+    for index, record in enumerate(records):
+        saved = replace(record, cell_id=f"{index:016x}")
+        store.cell(saved.cell_id).path.mkdir(parents=True)
+        write_json(store.cell(saved.cell_id).record_path, saved)
+    return store
+
+
+def lines(axes: Axes, name: str) -> list[Line2D]:
+    return [line for line in axes.get_lines() if str(line.get_gid()).split(" ")[0] == name]
+
+
+def points(line: Line2D) -> dict[float, float]:
+    return dict(zip(map(float, line.get_xdata()), map(float, line.get_ydata()), strict=True))  # type: ignore[arg-type]
+
+
+def rendered(figure: Figure) -> Any:
+    canvas: Any = FigureCanvasAgg(figure)  # matplotlib leaves its methods untyped
+    canvas.draw()
+    return canvas.get_renderer()
+
+
+def words(figure: Figure) -> str:
+    """Everything there is to read, legend included."""
+    rendered(figure)
+    found = [text.get_text() for text in figure.findobj(mpl.text.Text) if text.get_visible()]
+    return "\n".join(found)
+
+
+def test_a_series_shows_memory_time_capacity_and_where_it_ends() -> None:
+    one = series_of(study())[1]
+    figure = plots.series_figure(one)
+    left, right = figure.axes
+    (reserved,), (allocated,) = lines(left, "reserved"), lines(left, "allocated")
+    assert points(reserved) == {size: peak * MIB / GIB for size, (_, peak, _) in CHECKPOINTING.items()}
+    assert points(allocated) == {size: peak * MIB / GIB for size, (peak, _, _) in CHECKPOINTING.items()}
+    assert points(lines(right, "seconds")[0]) == {size: seconds for size, (_, _, seconds) in CHECKPOINTING.items()}
+    assert points(lines(left, "oom")[0]) == {13: 81_050 / 1024}
+    assert lines(left, "capacity")[0].get_ydata() == [81_050 / 1024] * 2
+    (region,) = [patch for patch in left.patches if patch.get_gid() == "oom region"]
+    assert region.get_window_extent().x0 == pytest.approx(left.transData.transform((13, 0))[0])
+    assert left.get_ylim()[0] == right.get_ylim()[0] == 0
+    shown = words(figure)
+    for text in (
+        "llama3-8b, ZeRO-3, 8 x A100-SXM4-80GB, sequence length 2048",
+        "bf16, checkpointing, no expandable segments, AdamW",
+        "capacity 79.2 GiB",
+        "OOM in backward",
+        "memory per device, peak (GiB)",
+        "seconds per iteration (s)",
+        "batch size per device",
+        "overall batch size (x 8 devices)",
+        "largest that fits: 12 per device, 96 overall; 13: OOM in backward, asked for 1.96 GiB",
+        "smallest to largest of 8 ranks",
+    ):
+        assert text in shown
+
+
+def test_batch_sizes_are_whole_and_overall_ones_stand_above_them() -> None:
+    axes = plots.series_figure(series_of(study())[1]).axes[0]
+    (top,) = axes.child_axes
+    assert list(axes.get_xticks()) == list(range(1, 14))
+    assert [label.get_text() for label in top.get_xticklabels()] == [str(8 * size) for size in range(1, 14)]
+
+
+def test_the_band_spans_the_ranks() -> None:
+    axes = plots.series_figure(series_of(study())[1]).axes[0]
+    band = axes.collections[0].get_paths()[0].vertices
+    at_one = [float(y) for x, y in cast("Any", band) if x == 1]
+    assert (min(at_one), max(at_one)) == ((37594 - 7 * 400) / 1024, 37594 / 1024)
+
+
+def test_the_virtual_device_has_no_second_axis_and_says_why() -> None:
+    figure = plots.series_figure(series_of(study(VIRTUAL))[1])
+    assert len(figure.axes) == 1
+    assert VIRTUAL_SENTENCE in words(figure)
+    assert "8 x virtual A100" in words(figure)
+    assert "ranks" not in words(figure)
+
+
+def test_thrashing_is_an_open_marker_with_a_key() -> None:
+    figure = plots.series_figure(series_of(study())[2])
+    left, right = figure.axes
+    open_points = [*lines(left, "thrashing"), *lines(right, "thrashing")]
+    assert [list(points(line)) for line in open_points] == [[14], [14], [14]]
+    assert {line.get_markerfacecolor() for line in open_points} == {"white"}
+    assert "thrashing: runs, too slow to use" in words(figure)
+    assert "out of memory" not in words(figure)
+
+
+def test_nothing_fits() -> None:
+    figure = plots.series_figure(only([out_of_memory(spec(device=VIRTUAL), Phase.LOAD)]))
+    assert list(figure.axes[0].get_xticks()) == [1]
+    assert "nothing fits\nOOM in load, asked for 1.96 GiB\nat batch size 1" in words(figure)
+    assert points(lines(figure.axes[0], "oom")[0]) == {1: 81_050 / 1024}
+
+
+def test_a_size_that_failed_breaks_the_line() -> None:
+    records = [*walk({1: (10, 20, 1.0), 2: (10, 30, 1.0), 4: (20, 40, 2.0)}, oom=5), out_of_memory(spec(batch_size=3))]
+    axes = plots.series_figure(only(records)).axes[0]
+    reserved = points(lines(axes, "reserved")[0])
+    assert reserved[3] != reserved[3]
+    assert list(points(lines(axes, "oom")[0])) == [3, 5]
+
+
+def test_a_crash_is_no_oom() -> None:
+    records = [*walk({1: (10, 20, 1.0)}), cell(spec(batch_size=2), Status.HOST_OOM, reason="the host ran out")]
+    figure = plots.series_figure(only(records))
+    assert "host oom" in words(figure)
+    assert not any(patch.get_gid() == "oom region" for patch in figure.axes[0].patches)
+
+
+def test_the_cpu_names_its_own_kinds_of_memory() -> None:
+    figure = plots.series_figure(only(walk({1: (300, 500, 0.2)}, oom=2, device=CPU, world_size=2)))
+    shown = words(figure)
+    assert {"resident", "mapped address space (limit counted)", "limit 2.00 GiB"} <= set(shown.split("\n"))
+    assert "expandable" not in shown
+
+
+def test_one_device_needs_no_overall_axis() -> None:
+    figure = plots.series_figure(only(walk({1: (300, 500, 0.2)}, world_size=1)))
+    assert figure.axes[0].child_axes == []
+    assert "overall" not in words(figure)
+
+
+def test_many_sizes_get_few_ticks() -> None:
+    sizes = dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1016), (10, 20, 1.0))
+    axes = plots.series_figure(only(walk(sizes, oom=1017))).axes[0]
+    assert list(axes.get_xticks()) == [1, *range(100, 1001, 100)]
+
+
+def test_a_comparison_has_one_panel_a_pair_with_shared_scales() -> None:
+    figure = plots.comparison(
+        groups(series_of(grid()), "gradient_checkpointing"), "gradient_checkpointing", timed=False
+    )
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert len(panels) == 8
+    assert len({axes.get_title(loc="left") for axes in panels}) == 8
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in panels}) == 1
+    for axes in panels:
+        assert [line.get_linestyle() for line in lines(axes, "reserved")] == ["-", "-"]
+        assert [line.get_linestyle() for line in lines(axes, "allocated")] == ["--", "--"]
+        assert len({line.get_color() for line in lines(axes, "reserved")}) == 2
+        assert len(lines(axes, "oom")) == 2
+    shown = words(figure)
+    assert VIRTUAL_SENTENCE in shown
+    assert "without and with checkpointing" in shown
+    assert "second line: overall (x 8 devices)" in shown
+    assert "1\n8" in shown
+
+
+def test_crosses_at_one_size_do_not_hide_each_other() -> None:
+    figure = plots.comparison(groups(series_of(grid()), "accumulation")[:1], "accumulation", timed=False)
+    (first,), (second,) = (points(line).items() for line in lines(figure.axes[0], "oom"))
+    assert first[0] == second[0]
+    assert first[1] < second[1] < figure.axes[0].get_ylim()[1]
+    assert "accumulation 1 vs accumulation 4" in words(figure)
+
+
+def test_times_are_compared_where_they_were_measured() -> None:
+    figure = plots.comparison(groups(series_of(study()), "expandable_segments"), "expandable_segments", timed=True)
+    assert [len(points(line)) for line in lines(figure.axes[0], "seconds")] == [12, 14]
+    assert "seconds per iteration (s)" in words(figure)
+
+
+def test_devices_of_different_size_get_a_line_each() -> None:
+    other = replace(VIRTUAL, gpu=GpuSpec(key="a100-40gb"))
+    small = [
+        replace(r, ranks=tuple(replace(rank, capacity_bytes=40 * GIB) for rank in r.ranks))
+        for r in walk({1: (300, 500, 0.2)}, oom=2, device=other)
+    ]
+    series = series_of([*walk({1: (300, 500, 0.2)}, oom=2, device=VIRTUAL), *small])
+    axes = plots.comparison(groups(series, "gpu"), "gpu", timed=False).axes[0]
+    assert [line.get_ydata()[0] for line in lines(axes, "capacity")] == [81_050 / 1024, 40]  # type: ignore[index]
+    assert [line.get_color() for line in lines(axes, "capacity")] == list(plots.VALUE_COLOURS[:2])
+
+
+SHAPES: dict[str, list[CellRecord]] = {
+    "study": study(),
+    "sixteen series": grid(),
+    "nothing fits": [out_of_memory(spec(device=VIRTUAL), Phase.LOAD)],
+    "nothing fits in a pair": [*walk({}, oom=1), *walk({}, oom=1, gradient_checkpointing=True)],
+    "no rank reported": [cell(spec(), Status.OOM), cell(spec(gradient_checkpointing=True), Status.OOM)],
+    "one point, one GPU": list(walk({1: (10, 20, 1.0)}, world_size=1)),
+    "only thrashing": [thrashing(r) for r in walk({1: (10, 20, 1.0)})],
+    "long name": list(walk({1: (10, 20, 1.0)}, oom=2, model=replace(LLAMA, name="a-$long$-name_" * 12))),
+    "world sizes": [r for world in (1, 2, 4, 8, 16) for r in walk({1: (10, 20, 1.0)}, oom=2, world_size=world)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_is_drawn_within_the_figure(shape: str) -> None:
+    for _, figure in plots._figures(series_of(SHAPES[shape])):
+        renderer = rendered(figure)
+        edge = figure.bbox
+        for text in figure.findobj(mpl.text.Text):
+            box = text.get_window_extent(renderer)
+            if text.get_visible() and text.get_text() and box.width:
+                assert edge.x0 - 2 <= box.x0, text
+                assert box.x1 <= edge.x1 + 2, text
+                assert edge.y0 - 2 <= box.y0, text
+                assert box.y1 <= edge.y1 + 2, text
+        (legend,) = figure.legends
+        for axes in figure.axes:
+            assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+
+
+def test_draw_writes_readable_names_and_the_same_bytes_each_time(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "results" / "study", study())
+    out = tmp_path / "plots" / "study"
+    written = plots.draw(store, out)
+    assert sorted(out.iterdir()) == sorted(written)
+    assert sorted(path.name for path in written if path.suffix == ".svg") == [
+        "checkpointing_expandable-segments.svg",
+        "checkpointing_no-expandable-segments.svg",
+        "compare-expandable_segments-memory.svg",
+        "compare-expandable_segments-time.svg",
+        "compare-gradient_checkpointing-memory.svg",
+        "compare-gradient_checkpointing-time.svg",
+        "no-checkpointing_expandable-segments.svg",
+    ]
+    before = {path: path.read_bytes() for path in written}
+    plots.draw(store, out)
+    assert {path: path.read_bytes() for path in written} == before
+    svg = (out / "compare-expandable_segments-time.svg").read_text()
+    assert "seconds per iteration (s)</text>" in svg
+    assert re.search(r"\b20\d\d-\d\d-\d\d", svg) is None
+
+
+def test_charts_that_no_longer_belong_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "plots"
+    plots.draw(store_of(tmp_path / "one", list(walk({1: (10, 20, 1.0)}, oom=2))), out)
+    assert {path.name for path in out.iterdir()} == {"llama3-8b_zero-3.png", "llama3-8b_zero-3.svg"}
+    (out / "mine.svg").write_text("<svg/>")
+    (out / "mine.png").write_text("")
+    plots.draw(store_of(tmp_path / "two", study()), out)
+    names = {path.name for path in out.iterdir()}
+    assert "llama3-8b_zero-3.png" not in names
+    assert {"mine.svg", "mine.png"} <= names
+
+
+def test_series_without_any_figure_are_left_out(tmp_path: Path) -> None:
+    records = [
+        *walk({1: (10, 20, 1.0)}, oom=2),
+        cell(spec(precision=Precision.BF16_PURE), Status.UNSUPPORTED, reason="no"),
+        cell(spec(precision=Precision.FP32), Status.FAILED, reason="no"),
+    ]
+    written = plots.draw(store_of(tmp_path / "sweep", records), tmp_path / "plots")
+    assert [path.name for path in written] == ["llama3-8b_zero-3.png", "llama3-8b_zero-3.svg"]
+
+
+def test_the_command_draws_every_folder_and_never_imports_torch(tmp_path: Path) -> None:
+    store_of(tmp_path / "results" / "one", list(walk({1: (10, 20, 1.0)}, oom=2, device=CUDA)))
+    store_of(tmp_path / "results" / "two", list(walk({1: (10, 20, 1.0)}, oom=2, device=VIRTUAL)))
+    (tmp_path / "results" / "other").mkdir()
+    program = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import sweep.plots; code = sweep.plots.main([]);"
+        "print({'torch', 'transformers', 'matplotlib.pyplot'} & set(sys.modules)); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "plots/one: 1 charts, each as PNG and SVG",
+        "plots/two: 1 charts, each as PNG and SVG",
+        "set()",
+    ], done.stderr
+    assert done.returncode == 0
+    assert (tmp_path / "plots" / "two" / "llama3-8b_zero-3.svg").exists()
+
+
+def test_errors_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert plots.main([]) == 1
+    assert capsys.readouterr().err == "there is nothing to draw under results/; `make sweep` makes some\n"
+    assert plots.main(["results/nope"]) == 1
+    assert capsys.readouterr().err == "results/nope holds no measured cell; `make sweep` makes some\n"
+    store = store_of(tmp_path / "results" / "bad", list(walk({1: (10, 20, 1.0)})))
+    store_of(tmp_path / "results" / "good", list(walk({1: (10, 20, 1.0)})))
+    store.cell("0" * 16).record_path.write_text("{")
+    assert plots.main([]) == 1
+    captured = capsys.readouterr()
+    assert "cannot be read" in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out.startswith("plots/good: ")
+    with pytest.raises(SystemExit) as stopped:
+        plots.main(["--nope"])
+    assert stopped.value.code == 2
+    assert not (tmp_path / "plots" / "bad").exists()
