@@ -14,7 +14,7 @@ import pytest
 
 from sweep.launch.classify import classify
 from sweep.launch.commands import command, environment
-from sweep.launch.process import Ended, run_process
+from sweep.launch.process import Ended, start_process, watch
 from sweep.record import Failure, Phase, RankRecord, Status
 from sweep.spec import CellSpec
 
@@ -24,14 +24,9 @@ MakeSpec = Callable[..., CellSpec]
 def run_python(
     program: str, tmp_path: Path, *, timeout: float = 60, failed: Callable[[], bool] = lambda: False
 ) -> Ended:
-    return run_process(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        os.environ,
-        stdout=tmp_path / "out",
-        stderr=tmp_path / "err",
-        timeout_seconds=timeout,
-        failed_rank=failed,
-    )
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    child = start_process(command, os.environ, tmp_path / "out", tmp_path / "err")
+    return watch(child, timeout_seconds=timeout, failed_rank=failed)
 
 
 def test_output_and_exit_code_are_kept(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from sweep import environment
 from sweep.launch.classify import classify
 from sweep.launch.commands import command
 from sweep.launch.commands import environment as process_environment
-from sweep.launch.process import run_process
+from sweep.launch.process import Child, start_process, watch
+from sweep.launch.warm import spawn_warm
 from sweep.record import CellRecord, Status
-from sweep.spec import CellSpec, cell_id, unsupported_reason
+from sweep.spec import CellSpec, DeviceKind, cell_id, unsupported_reason
 from sweep.store import CellDirectory, Store
 
 
@@ -27,14 +28,8 @@ def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str]) -> tuple[Ce
     reason = unsupported_reason(spec)
     ranks, status, failure = [], Status.UNSUPPORTED, None
     if reason is None:
-        ended = run_process(
-            command(spec, directory.path.resolve()),
-            process_environment(spec, identifier),
-            stdout=directory.stdout_path,
-            stderr=directory.stderr_path,
-            timeout_seconds=spec.timeout_seconds,
-            failed_rank=lambda: _any_rank_failed(directory),
-        )
+        child = _start(spec, directory, process_environment(spec, identifier))
+        ended = watch(child, timeout_seconds=spec.timeout_seconds, failed_rank=lambda: _any_rank_failed(directory))
         ranks = directory.read_ranks()
         status, reason, failure = classify(spec, ranks, ended, directory.stderr_path)
     record = CellRecord(
@@ -52,6 +47,16 @@ def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str]) -> tuple[Ce
     )
     store.save(record)
     return record, False
+
+
+def _start(spec: CellSpec, directory: CellDirectory, variables: dict[str, str]) -> Child:
+    if spec.device.kind is DeviceKind.VIRTUAL:
+        child = spawn_warm(directory, variables)
+        if child is not None:
+            return child
+    return start_process(
+        command(spec, directory.path.resolve()), variables, directory.stdout_path, directory.stderr_path
+    )
 
 
 def _any_rank_failed(directory: CellDirectory) -> bool:

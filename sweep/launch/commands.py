@@ -12,18 +12,23 @@ from sweep.spec import CellSpec, DeviceKind, EngineName
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
+def worker_arguments(directory: Path) -> list[str]:
+    """What follows `python` to run one rank."""
+    return ["-m", "sweep.worker", str(directory)]
+
+
 def command(spec: CellSpec, directory: Path) -> list[str]:
     """One process where one is enough, else torch.distributed.run with as many as there are ranks."""
-    worker = ["sweep.worker", str(directory)]
+    worker = worker_arguments(directory)
     if spec.device.kind is DeviceKind.VIRTUAL or spec.world_size == 1:
-        return [sys.executable, "-m", *worker]
+        return [sys.executable, *worker]
     options = [
         "--standalone",
         f"--nproc-per-node={spec.world_size}",
         "--max-restarts=0",
         "--monitor-interval=0.1",
     ]
-    return [sys.executable, "-m", "sweep.launch.elastic", *options, "-m", *worker]
+    return [sys.executable, "-m", "sweep.launch.elastic", *options, *worker]
 
 
 def environment(spec: CellSpec, cell_id: str) -> dict[str, str]:

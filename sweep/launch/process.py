@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -25,38 +26,41 @@ class Ended:
     timed_out: bool = False
 
 
-def run_process(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    stdout: Path,
-    stderr: Path,
-    timeout_seconds: float,
-    failed_rank: Callable[[], bool],
-) -> Ended:
-    """Run to the end. As soon as `failed_rank` says so, the others have `GRACE_SECONDS` and are then ended."""
+class Child(Protocol):
+    """What watching needs of `subprocess.Popen`; a cell of the warm server has it too."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def start_process(command: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path) -> Child:
+    """A process in a session of its own, its output in the two files."""
     with stdout.open("wb") as out, stderr.open("wb") as err:
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
+        return subprocess.Popen(
+            command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
         )
-        try:
-            return _watch(process, timeout_seconds, failed_rank)
-        finally:
-            end_tree(process.pid)
-            process.wait()
 
 
-def _watch(process: "subprocess.Popen[bytes]", timeout_seconds: float, failed_rank: Callable[[], bool]) -> Ended:
+def watch(child: Child, *, timeout_seconds: float, failed_rank: Callable[[], bool]) -> Ended:
+    """Wait for the end. As soon as `failed_rank` says so, the others have `GRACE_SECONDS` and are then ended.
+
+    Whatever happens, nothing of the child's process tree is left.
+    """
+    try:
+        return _wait(child, timeout_seconds, failed_rank)
+    finally:
+        end_tree(child.pid)
+        child.wait()
+
+
+def _wait(child: Child, timeout_seconds: float, failed_rank: Callable[[], bool]) -> Ended:
     deadline = time.monotonic() + timeout_seconds
     failed_at: float | None = None
     while True:
         try:
-            return Ended(exit_code=process.wait(timeout=POLL_SECONDS))
+            return Ended(exit_code=child.wait(timeout=POLL_SECONDS))
         except subprocess.TimeoutExpired:
             now = time.monotonic()
         if failed_at is None and failed_rank():
