@@ -8,8 +8,8 @@ from sweep.virtual.errors import VirtualGpuError
 from sweep.virtual.profiles import GpuProfile
 from sweep.virtual.torch_build import torch_build
 
-LAGS = ("none", "until-sync")
-DEFAULT_LAG = "none"
+LAGS = ("none", "until-sync", "simulated")
+DEFAULT_LAG = "simulated"
 MAX_GPUS = 64
 _HOOK = Path(__file__).parent / "hook"
 
@@ -72,6 +72,10 @@ def gpu_variables(
         "VGPU_OTHER_PROCESSES_BYTES": other_processes_bytes,
         "VGPU_NCCL_COMMUNICATOR_BYTES": nccl_communicator_bytes(world_size or count),
         "VGPU_LAG": lag,
+        "VGPU_HALF_TFLOPS": gpu.bf16_dense_tflops or "",
+        "VGPU_SINGLE_TFLOPS": gpu.fp32_tflops or "",
+        "VGPU_MEMORY_GB_PER_SECOND": gpu.memory_bandwidth_gb_per_second or "",
+        "VGPU_LINK_GB_PER_SECOND": gpu.nvlink_gb_per_second or "",
         # cuDNN's attention, which PyTorch prefers on Hopper and Blackwell, is not played; flash attention is next.
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": 1,
     }

@@ -17,6 +17,12 @@ static size_t number(const char *name, size_t fallback) {
   return text && *text ? strtoull(text, NULL, 10) : fallback;
 }
 
+static double rate(const char *name, double fallback) {
+  const char *text = getenv(name);
+  double value = text && *text ? strtod(text, NULL) : 0;
+  return value > 0 ? value : fallback;
+}
+
 static vgpu_config read_environment(void) {
   vgpu_config config = {0};
   const char *name = getenv("VGPU_NAME");
@@ -39,7 +45,11 @@ static vgpu_config read_environment(void) {
   if (config.nvml_total_bytes < config.total_memory_bytes) config.nvml_total_bytes = config.total_memory_bytes;
   config.other_processes_bytes = number("VGPU_OTHER_PROCESSES_BYTES", 0);
   config.nccl_communicator_bytes = number("VGPU_NCCL_COMMUNICATOR_BYTES", 0);
-  config.lag_until_sync = lag && strcmp(lag, "until-sync") == 0;
+  config.half_tflops = rate("VGPU_HALF_TFLOPS", 312);
+  config.single_tflops = rate("VGPU_SINGLE_TFLOPS", 19.5);
+  config.memory_gb_per_second = rate("VGPU_MEMORY_GB_PER_SECOND", 2039);
+  config.link_gb_per_second = rate("VGPU_LINK_GB_PER_SECOND", 64);
+  config.lag = !lag || strcmp(lag, "none") == 0 ? LAG_NONE : strcmp(lag, "until-sync") == 0 ? LAG_UNTIL_SYNC : LAG_SIMULATED;
   return config;
 }
 

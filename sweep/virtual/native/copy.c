@@ -1,5 +1,6 @@
 /* Copies and fills. Host memory is real; device memory has only the values of values.c. */
 #define _GNU_SOURCE
+#include "clock.h"
 #include "vgpu.h"
 
 #include <string.h>
@@ -58,8 +59,9 @@ EXPORT int cudaMemcpy(void *to, const void *from, size_t size, int kind UNUSED) 
   return VGPU_SUCCESS;
 }
 
-EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind UNUSED, void *stream UNUSED) {
+EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind UNUSED, void *stream) {
   device_enter();
+  clock_run(stream, clock_of_copy(size, !memory_on_device(to) || !memory_on_device(from)));
   copy_bytes(to, from, size);
   return VGPU_SUCCESS;
 }
@@ -102,7 +104,8 @@ EXPORT int cudaMemset(void *to, int value, size_t size) {
   return VGPU_SUCCESS;
 }
 
-EXPORT int cudaMemsetAsync(void *to, int value, size_t size, void *stream UNUSED) {
+EXPORT int cudaMemsetAsync(void *to, int value, size_t size, void *stream) {
+  clock_run(stream, clock_of_copy(size, false));
   return cudaMemset(to, value, size);
 }
 

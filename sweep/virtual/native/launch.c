@@ -1,4 +1,5 @@
 /* Kernels: registered, looked up, asked for their attributes, and launched into nothing. */
+#include "clock.h"
 #include "vgpu.h"
 
 #include <stdlib.h>
@@ -44,24 +45,35 @@ EXPORT int __cudaPopCallConfiguration(vgpu_dim3 *grid, vgpu_dim3 *block, size_t 
   return VGPU_SUCCESS;
 }
 
-EXPORT int cudaLaunchKernel(const void *function UNUSED, vgpu_dim3 grid UNUSED, vgpu_dim3 block UNUSED,
-                            void **arguments UNUSED, size_t shared_bytes UNUSED, void *stream UNUSED) {
+/* A launch only takes its time. */
+static int launch(vgpu_dim3 grid, vgpu_dim3 block, void *stream) {
   device_enter();
+  clock_run(stream, clock_of_threads((double)grid.x * grid.y * grid.z * block.x * block.y * block.z));
   return VGPU_SUCCESS;
 }
-EXPORT int __cudaLaunchKernel(const void *kernel UNUSED, vgpu_dim3 grid UNUSED, vgpu_dim3 block UNUSED,
-                              void **arguments UNUSED, size_t shared_bytes UNUSED, void *stream UNUSED) {
-  device_enter();
-  return VGPU_SUCCESS;
+
+EXPORT int cudaLaunchKernel(const void *function UNUSED, vgpu_dim3 grid, vgpu_dim3 block, void **arguments UNUSED,
+                            size_t shared_bytes UNUSED, void *stream) {
+  return launch(grid, block, stream);
 }
-EXPORT int cudaLaunchKernelExC(const void *configuration UNUSED, const void *function UNUSED, void **arguments UNUSED) {
-  device_enter();
-  return VGPU_SUCCESS;
+EXPORT int __cudaLaunchKernel(const void *kernel UNUSED, vgpu_dim3 grid, vgpu_dim3 block, void **arguments UNUSED,
+                              size_t shared_bytes UNUSED, void *stream) {
+  return launch(grid, block, stream);
 }
-EXPORT int cudaLaunchCooperativeKernel(const void *function UNUSED, vgpu_dim3 grid UNUSED, vgpu_dim3 block UNUSED,
-                                       void **arguments UNUSED, size_t shared_bytes UNUSED, void *stream UNUSED) {
-  device_enter();
-  return VGPU_SUCCESS;
+EXPORT int cudaLaunchCooperativeKernel(const void *function UNUSED, vgpu_dim3 grid, vgpu_dim3 block,
+                                       void **arguments UNUSED, size_t shared_bytes UNUSED, void *stream) {
+  return launch(grid, block, stream);
+}
+
+/* cudaLaunchConfig_t, as far as it is read */
+typedef struct {
+  vgpu_dim3 grid, block;
+  size_t shared_bytes;
+  void *stream;
+} launch_configuration;
+
+EXPORT int cudaLaunchKernelExC(const launch_configuration *how, const void *function UNUSED, void **arguments UNUSED) {
+  return launch(how->grid, how->block, how->stream);
 }
 
 /* cudaFuncAttributes */
@@ -159,12 +171,26 @@ EXPORT int cuFuncGetAttribute(int *value, int which, void *function UNUSED) {
 }
 EXPORT int cuFuncSetAttribute(void *function UNUSED, int which UNUSED, int value UNUSED) { return VGPU_SUCCESS; }
 EXPORT int cuFuncSetCacheConfig(void *function UNUSED, int which UNUSED) { return VGPU_SUCCESS; }
-EXPORT int cuLaunchKernel(void) {
-  device_enter();
-  return VGPU_SUCCESS;
+EXPORT int cuLaunchKernel(void *function UNUSED, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                          unsigned block_y, unsigned block_z, unsigned shared_bytes UNUSED, void *stream) {
+  return launch((vgpu_dim3){grid_x, grid_y, grid_z}, (vgpu_dim3){block_x, block_y, block_z}, stream);
 }
-EXPORT int cuLaunchKernelEx(void) { return cuLaunchKernel(); }
-EXPORT int cuLaunchCooperativeKernel(void) { return cuLaunchKernel(); }
+EXPORT int cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                                     unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream) {
+  return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream);
+}
+
+/* CUlaunchConfig, as far as it is read */
+typedef struct {
+  vgpu_dim3 grid, block;
+  unsigned shared_bytes;
+  void *stream;
+} driver_launch_configuration;
+
+EXPORT int cuLaunchKernelEx(const driver_launch_configuration *how, void *function UNUSED, void **arguments UNUSED,
+                            void **extra UNUSED) {
+  return launch(how->grid, how->block, how->stream);
+}
 EXPORT int cuOccupancyMaxActiveClusters(int *clusters, void *function UNUSED, void *configuration UNUSED) {
   *clusters = vgpu_configuration()->sm_count;
   return VGPU_SUCCESS;

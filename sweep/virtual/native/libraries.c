@@ -1,6 +1,7 @@
 /* cuBLAS, cuDNN, cuSPARSE and cuSOLVER: the calls that answer something. Those that only compute or set something are
  * generated (see ../stubs.py), and so are the refusals of all the others. */
 #define _GNU_SOURCE
+#include "clock.h"
 #include "vgpu.h"
 
 #include <dlfcn.h>
@@ -36,6 +37,41 @@ EXPORT int cublasDestroy_v2(void *handle) { return free_handle(handle); }
 EXPORT int cublasLtCreate(void **handle) { return cublasCreate_v2(handle); }
 EXPORT int cublasLtDestroy(void *handle) { return free_handle(handle); }
 
+/* Matrix products, for their time. A handle of cuBLAS remembers its stream. */
+EXPORT int cublasSetStream_v2(void **handle, void *stream) {
+  *handle = stream;
+  return VGPU_SUCCESS;
+}
+
+static bool is_sixteen_bit(int type) { return type == 2 || type == 14; } /* CUDA_R_16F, CUDA_R_16BF */
+
+static int matmul(void **handle, int m, int n, int k, int batch, bool sixteen_bit) {
+  clock_run(*handle, clock_of_matmul(m, n, k, batch, sixteen_bit));
+  return VGPU_SUCCESS;
+}
+
+EXPORT int cublasGemmEx(void **handle, int transpose_a UNUSED, int transpose_b UNUSED, int m, int n, int k,
+                        const void *alpha UNUSED, const void *a UNUSED, int type) {
+  return matmul(handle, m, n, k, 1, is_sixteen_bit(type));
+}
+EXPORT int cublasSgemm_v2(void **handle, int transpose_a UNUSED, int transpose_b UNUSED, int m, int n, int k) {
+  return matmul(handle, m, n, k, 1, false);
+}
+EXPORT int cublasGemmStridedBatchedEx(void **handle, int transpose_a UNUSED, int transpose_b UNUSED, int m, int n, int k,
+                                      const void *alpha UNUSED, const void *a UNUSED, int type, int lda UNUSED,
+                                      long long stride_a UNUSED, const void *b UNUSED, int type_b UNUSED, int ldb UNUSED,
+                                      long long stride_b UNUSED, const void *beta UNUSED, void *c UNUSED,
+                                      int type_c UNUSED, int ldc UNUSED, long long stride_c UNUSED, int batch) {
+  return matmul(handle, m, n, k, batch, is_sixteen_bit(type));
+}
+EXPORT int cublasSgemmStridedBatched(void **handle, int transpose_a UNUSED, int transpose_b UNUSED, int m, int n, int k,
+                                     const void *alpha UNUSED, const void *a UNUSED, int lda UNUSED,
+                                     long long stride_a UNUSED, const void *b UNUSED, int ldb UNUSED,
+                                     long long stride_b UNUSED, const void *beta UNUSED, void *c UNUSED, int ldc UNUSED,
+                                     long long stride_c UNUSED, int batch) {
+  return matmul(handle, m, n, k, batch, false);
+}
+
 EXPORT int cublasGetMathMode(void *handle UNUSED, int *mode) {
   *mode = 0;
   return VGPU_SUCCESS;
@@ -57,7 +93,25 @@ EXPORT size_t cublasLtGetVersion(void) {
 
 EXPORT int cublasLtMatmulDescCreate(void **handle) { return new_handle(handle); }
 EXPORT int cublasLtMatmulDescDestroy(void *handle) { return free_handle(handle); }
-EXPORT int cublasLtMatrixLayoutCreate(void **handle) { return new_handle(handle); }
+typedef struct {
+  int type;
+  uint64_t rows, columns;
+} matrix_layout;
+EXPORT int cublasLtMatrixLayoutCreate(matrix_layout **layout, int type, uint64_t rows, uint64_t columns, int64_t ld UNUSED) {
+  new_handle((void **)layout);
+  **layout = (matrix_layout){type, rows, columns};
+  return VGPU_SUCCESS;
+}
+EXPORT int cublasLtMatmul(void *handle UNUSED, void *operation UNUSED, const void *alpha UNUSED, const void *a UNUSED,
+                          const matrix_layout *a_layout, const void *b UNUSED, const void *b_layout UNUSED,
+                          const void *beta UNUSED, const void *c UNUSED, const void *c_layout UNUSED, void *d UNUSED,
+                          const matrix_layout *d_layout, const void *algorithm UNUSED, void *workspace UNUSED,
+                          size_t workspace_bytes UNUSED, void *stream) {
+  double m = (double)d_layout->rows, n = (double)d_layout->columns;
+  double k = m > 0 ? (double)a_layout->rows * (double)a_layout->columns / m : 0;
+  clock_run(stream, clock_of_matmul(m, n, k, 1, is_sixteen_bit(a_layout->type)));
+  return VGPU_SUCCESS;
+}
 EXPORT int cublasLtMatrixLayoutDestroy(void *handle) { return free_handle(handle); }
 EXPORT int cublasLtMatmulPreferenceCreate(void **handle) { return new_handle(handle); }
 EXPORT int cublasLtMatmulPreferenceDestroy(void *handle) { return free_handle(handle); }

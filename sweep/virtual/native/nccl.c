@@ -3,8 +3,9 @@
  * What the other ranks would have sent is what this one sends. That is done for the few bytes that are known
  * (values.c): metadata, flags, sizes. The rest of the device reads as zero and needs no transfer. */
 #define _GNU_SOURCE
-#include "vgpu.h"
+#include "clock.h"
 #include "reduce.h"
+#include "vgpu.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -150,7 +151,8 @@ EXPORT const char *ncclGetErrorString(int code) {
 EXPORT const char *ncclGetLastError(communicator *comm UNUSED) { return ""; }
 
 /* NCCL allocates its channels' buffers when a communicator is used for the first time. */
-static void use(communicator *comm) {
+static void use(communicator *comm, size_t bytes, void *stream) {
+  if (comm->ranks > 1) clock_run(stream, clock_of_collective(bytes, comm->ranks));
   if (__atomic_exchange_n(&comm->used, true, __ATOMIC_RELAXED) || comm->ranks < 2) return;
   comm->charged_bytes = vgpu_configuration()->nccl_communicator_bytes;
   memory_charge_nccl(comm->device, comm->charged_bytes);
@@ -194,7 +196,6 @@ EXPORT int ncclRedOpDestroy(int operation, communicator *comm UNUSED) {
 static int reduce(const void *from, void *to, size_t count, int type, int operation, communicator *comm) {
   size_t bytes = count * reduce_element_bytes(type);
   double factor = operation >= REDUCE_SCALED_SUM ? operations[(operation - REDUCE_SCALED_SUM) & 255].factor : 1;
-  use(comm);
   if (bytes > VALUES_COPY_LIMIT) {
     values_copy((uintptr_t)to, (uintptr_t)from, bytes);
     return NCCL_SUCCESS;
@@ -212,23 +213,25 @@ static int reduce(const void *from, void *to, size_t count, int type, int operat
 }
 
 EXPORT int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, communicator *comm,
-                         void *stream UNUSED) {
+                         void *stream) {
+  use(comm, 2 * count * reduce_element_bytes(type), stream);
   return reduce(from, to, count, type, operation, comm);
 }
 EXPORT int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root, communicator *comm,
-                      void *stream UNUSED) {
-  use(comm);
+                      void *stream) {
+  use(comm, count * reduce_element_bytes(type), stream);
   return comm->rank == root ? reduce(from, to, count, type, operation, comm) : NCCL_SUCCESS;
 }
 EXPORT int ncclReduceScatter(const void *from, void *to, size_t count, int type, int operation, communicator *comm,
-                             void *stream UNUSED) {
+                             void *stream) {
   size_t bytes = count * reduce_element_bytes(type);
+  use(comm, bytes * (size_t)comm->ranks, stream);
   return reduce((const char *)from + bytes * (size_t)comm->rank, to, count, type, operation, comm);
 }
 
 EXPORT int ncclBroadcast(const void *from, void *to, size_t count, int type, int root UNUSED, communicator *comm,
-                         void *stream UNUSED) {
-  use(comm);
+                         void *stream) {
+  use(comm, count * reduce_element_bytes(type), stream);
   values_copy((uintptr_t)to, (uintptr_t)from, count * reduce_element_bytes(type));
   return NCCL_SUCCESS;
 }
@@ -236,9 +239,9 @@ EXPORT int ncclBcast(void *buffer, size_t count, int type, int root, communicato
   return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
 }
 
-EXPORT int ncclAllGather(const void *from, void *to, size_t count, int type, communicator *comm, void *stream UNUSED) {
+EXPORT int ncclAllGather(const void *from, void *to, size_t count, int type, communicator *comm, void *stream) {
   size_t bytes = count * reduce_element_bytes(type);
-  use(comm);
+  use(comm, bytes * (size_t)comm->ranks, stream);
   for (int rank = 0; rank < comm->ranks; rank++)
     values_copy((uintptr_t)to + bytes * (size_t)rank, (uintptr_t)from, bytes);
   return NCCL_SUCCESS;
@@ -248,9 +251,9 @@ EXPORT int ncclGather(const void *from, void *to, size_t count, int type, int ro
 }
 
 /* Every rank sends me the chunk that I would send to a rank in my place: my own. */
-EXPORT int ncclAlltoAll(const void *from, void *to, size_t count, int type, communicator *comm, void *stream UNUSED) {
+EXPORT int ncclAlltoAll(const void *from, void *to, size_t count, int type, communicator *comm, void *stream) {
   size_t bytes = count * reduce_element_bytes(type);
-  use(comm);
+  use(comm, bytes * (size_t)comm->ranks, stream);
   for (int rank = 0; rank < comm->ranks; rank++)
     values_copy((uintptr_t)to + bytes * (size_t)rank, (uintptr_t)from + bytes * (size_t)comm->rank, bytes);
   return NCCL_SUCCESS;
@@ -296,8 +299,8 @@ static void append(message posted) {
   group.messages[group.count++] = posted;
 }
 
-static int post(bool send, void *address, size_t count, int type, int peer, communicator *comm) {
-  use(comm);
+static int post(bool send, void *address, size_t count, int type, int peer, communicator *comm, void *stream) {
+  use(comm, count * reduce_element_bytes(type), stream);
   append((message){send, address, count * reduce_element_bytes(type), peer, comm});
   if (!group.depth) deliver();
   return NCCL_SUCCESS;
@@ -308,11 +311,11 @@ void nccl_note_copy(void *to, size_t bytes) {
   if (group.depth) append((message){true, to, bytes, -1, NULL});
 }
 
-EXPORT int ncclSend(const void *from, size_t count, int type, int peer, communicator *comm, void *stream UNUSED) {
-  return post(true, (void *)from, count, type, peer, comm);
+EXPORT int ncclSend(const void *from, size_t count, int type, int peer, communicator *comm, void *stream) {
+  return post(true, (void *)from, count, type, peer, comm, stream);
 }
-EXPORT int ncclRecv(void *to, size_t count, int type, int peer, communicator *comm, void *stream UNUSED) {
-  return post(false, to, count, type, peer, comm);
+EXPORT int ncclRecv(void *to, size_t count, int type, int peer, communicator *comm, void *stream) {
+  return post(false, to, count, type, peer, comm, stream);
 }
 EXPORT int ncclGroupStart(void) {
   group.depth++;

@@ -1,8 +1,5 @@
-/* Streams and events, and how far the device runs behind the host.
- *
- * Whether an event is ready decides when PyTorch may reuse a block that another stream used. With lag "none" the
- * device finishes at once. With lag "until-sync" an event is ready only after the host has waited for the device
- * since: the upper bound of how far a host can run ahead. A real device is between the two. */
+/* Streams and events. Work on them is not done; clock.c says when it would be. */
+#include "clock.h"
 #include "vgpu.h"
 
 #include <stdlib.h>
@@ -10,27 +7,25 @@
 typedef struct {
   int device, priority;
   unsigned flags;
+  clock_stream clock;
 } stream;
 
-typedef struct {
-  uint64_t recorded;
-} event;
+typedef clock_event event;
 
-static uint64_t enqueued = 1, finished;
+/* 0, 1 and 2 name the default streams. */
+static bool is_default(const stream *which) { return (uintptr_t)which <= 2; }
 
-
-static uint64_t now(void) { return __atomic_load_n(&enqueued, __ATOMIC_RELAXED); }
-
-static void finish(uint64_t until) {
-  uint64_t seen = __atomic_load_n(&finished, __ATOMIC_RELAXED);
-  while (seen < until && !__atomic_compare_exchange_n(&finished, &seen, until, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
+clock_stream *clock_stream_of(void *handle) {
+  static clock_stream default_streams[VGPU_MAX_DEVICES];
+  return is_default(handle) ? &default_streams[device_current()] : &((stream *)handle)->clock;
 }
 
 static int create(stream **out, unsigned flags, int priority) {
   stream *created = calloc(1, sizeof *created);
   if (!created) abort();
-  *created = (stream){.device = device_enter(), .priority = priority, .flags = flags};
+  created->device = device_enter();
+  created->priority = priority;
+  created->flags = flags;
   *out = created;
   return VGPU_SUCCESS;
 }
@@ -45,25 +40,28 @@ EXPORT int cudaStreamDestroy(stream *which) {
 }
 
 EXPORT int cudaStreamGetPriority(const stream *which, int *priority) {
-  *priority = (uintptr_t)which > 2 ? which->priority : 0; /* 0, 1 and 2 name the default streams */
+  *priority = is_default(which) ? 0 : which->priority;
   return VGPU_SUCCESS;
 }
 
-EXPORT int cudaStreamQuery(stream *which UNUSED) {
-  const vgpu_config *config = vgpu_configuration();
-  if (config->lag_until_sync && __atomic_load_n(&finished, __ATOMIC_RELAXED) < now()) return VGPU_NOT_READY;
-  return VGPU_SUCCESS;
-}
+EXPORT int cudaStreamQuery(stream *which) { return clock_is_idle(which) ? VGPU_SUCCESS : VGPU_NOT_READY; }
 
-EXPORT int cudaStreamSynchronize(stream *which UNUSED) {
+EXPORT int cudaStreamSynchronize(stream *which) {
   device_enter();
-  finish(now());
+  clock_host_waits_for_stream(which);
   return VGPU_SUCCESS;
 }
 
-EXPORT int cudaDeviceSynchronize(void) { return cudaStreamSynchronize(NULL); }
+EXPORT int cudaDeviceSynchronize(void) {
+  device_enter();
+  clock_host_waits_for_all();
+  return VGPU_SUCCESS;
+}
 
-EXPORT int cudaStreamWaitEvent(stream *which UNUSED, event *awaited UNUSED, unsigned flags UNUSED) { return VGPU_SUCCESS; }
+EXPORT int cudaStreamWaitEvent(stream *which, event *awaited, unsigned flags UNUSED) {
+  clock_wait_event(which, awaited);
+  return VGPU_SUCCESS;
+}
 
 typedef void (*host_function)(void *data);
 typedef void (*stream_callback)(stream *which, int status, void *data);
@@ -117,26 +115,21 @@ EXPORT int cudaEventDestroy(event *which) {
   return VGPU_SUCCESS;
 }
 
-EXPORT int cudaEventRecordWithFlags(event *which, stream *on UNUSED, unsigned flags UNUSED) {
-  uint64_t recorded = __atomic_add_fetch(&enqueued, 1, __ATOMIC_RELAXED);
-  __atomic_store_n(&which->recorded, recorded, __ATOMIC_RELAXED);
+EXPORT int cudaEventRecordWithFlags(event *which, stream *on, unsigned flags UNUSED) {
+  clock_record(on, which);
   return VGPU_SUCCESS;
 }
 
 EXPORT int cudaEventRecord(event *which, stream *on) { return cudaEventRecordWithFlags(which, on, 0); }
 
-EXPORT int cudaEventQuery(event *which) {
-  if (!vgpu_configuration()->lag_until_sync) return VGPU_SUCCESS;
-  uint64_t recorded = __atomic_load_n(&which->recorded, __ATOMIC_RELAXED);
-  return recorded <= __atomic_load_n(&finished, __ATOMIC_RELAXED) ? VGPU_SUCCESS : VGPU_NOT_READY;
-}
+EXPORT int cudaEventQuery(event *which) { return clock_has_happened(which) ? VGPU_SUCCESS : VGPU_NOT_READY; }
 
 EXPORT int cudaEventSynchronize(event *which) {
-  finish(__atomic_load_n(&which->recorded, __ATOMIC_RELAXED));
+  clock_host_waits(which);
   return VGPU_SUCCESS;
 }
 
-/* Time is not simulated. Any two events are the same time apart, so that an autotuner, which compares such times,
+/* The simulated time is good enough to order events, not to be shown. Any two events are the same time apart, so that an autotuner, which compares such times,
  * always chooses its first candidate; and it is long enough that a benchmark loop stops after few repetitions. */
 EXPORT int cudaEventElapsedTime(float *milliseconds, event *from UNUSED, event *to UNUSED) {
   *milliseconds = 10.0f;

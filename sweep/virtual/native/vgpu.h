@@ -42,6 +42,8 @@ typedef struct {
   uint32_t x, y, z;
 } vgpu_dim3;
 
+enum { LAG_NONE, LAG_UNTIL_SYNC, LAG_SIMULATED };
+
 /* config.c: the environment, read at the first call that needs it (a forked child may still change it). */
 typedef struct {
   char name[256];
@@ -55,7 +57,8 @@ typedef struct {
   size_t total_memory_bytes, context_bytes, other_processes_bytes;
   size_t nvml_total_bytes; /* with what the driver keeps for itself, which PyTorch does not see */
   size_t nccl_communicator_bytes;
-  bool lag_until_sync;
+  double half_tflops, single_tflops, memory_gb_per_second, link_gb_per_second; /* only for lag simulated */
+  int lag;
 } vgpu_config;
 const vgpu_config *vgpu_configuration(void);          /* reads it once and for all */
 EXPORT vgpu_config vgpu_look(void);                   /* reads it without deciding anything */

@@ -1,0 +1,1 @@
+"""Compares the virtual GPU with figures that others measured on real GPUs, using the software of their time."""
