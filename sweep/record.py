@@ -94,6 +94,8 @@ class RankRecord:
     peaks: Mapping[Phase, MemoryPeak] = field(default_factory=dict)
     alloc_retries: int | None = None
     """In the measured iterations: times the allocator emptied its cache because the device had nothing left."""
+    warmup_alloc_retries: int | None = None
+    """The same before the measured iterations, where it costs nothing afterwards."""
     ooms: int | None = None
     nvml: NvmlMemory | None = None
     seconds_per_iteration: tuple[float, ...] | None = None

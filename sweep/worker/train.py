@@ -33,8 +33,10 @@ class Progress:
     memory: PhaseMemory
     iteration: int | None = None
     alloc_retries: int | None = None
+    warmup_alloc_retries: int | None = None
     seconds_per_iteration: tuple[float, ...] | None = None
-    loss: float | None = None
+    loss: torch.Tensor | None = None
+    """Of the last iteration's last micro-batch; still on the device, and only one of them at a time."""
     engine: Engine | None = field(default=None, repr=False)
 
 
@@ -79,10 +81,11 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int) -> RankRecord:
         capacity_bytes=capacity,
         peaks=progress.memory.peaks,
         alloc_retries=progress.alloc_retries,
+        warmup_alloc_retries=progress.warmup_alloc_retries,
         ooms=counters.ooms() if isinstance(counters, CudaCounters) else None,
         nvml=nvml.result,
         seconds_per_iteration=progress.seconds_per_iteration,
-        loss=progress.loss,
+        loss=finite(progress.loss),
         optimizer_steps=progress.engine.optimizer_steps if progress.engine and progress.iteration is not None else 0,
         parameters=progress.engine.parameter_count if progress.engine and progress.iteration is not None else None,
         allocator_settings=None if on_cpu else allocator_settings(),
@@ -113,22 +116,23 @@ def train(spec: CellSpec, rank: int, device: torch.device, progress: Progress) -
         if progress.iteration >= spec.warmup_iterations + MAX_SKIPPED_STEPS:
             raise RuntimeError(f"the optimizer made no step in {progress.iteration} iterations: every one was skipped")
         iterate(spec, engine, batches, progress)
-    steps_before, retries_before = engine.optimizer_steps, retries(progress)
+    steps_before = engine.optimizer_steps
+    progress.warmup_alloc_retries = retries(progress)
     timer = make_timer(spec)
     timer.start()
     for _ in range(spec.measured_iterations):
-        loss = iterate(spec, engine, batches, progress)
+        iterate(spec, engine, batches, progress)
         timer.lap()
     progress.seconds_per_iteration = timer.stop()
-    progress.loss = finite(loss)
-    if retries_before is not None:
-        progress.alloc_retries = (retries(progress) or 0) - retries_before
+    if progress.warmup_alloc_retries is not None:
+        progress.alloc_retries = (retries(progress) or 0) - progress.warmup_alloc_retries
     assert engine.optimizer_steps > steps_before, "no optimizer step happened in the measured iterations"
 
 
-def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Progress) -> torch.Tensor:
-    """One optimizer step. Gives the last micro-batch's loss, still on the device."""
+def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Progress) -> None:
+    """One optimizer step."""
     assert progress.iteration is not None
+    progress.loss = None
     for _ in range(spec.accumulation):
         progress.memory.enter(Phase.FORWARD)
         batch = batches.next()
@@ -140,7 +144,7 @@ def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Pr
             progress.memory.enter(Phase.OPTIMIZER)
             engine.step()
     progress.iteration += 1
-    return loss.detach()
+    progress.loss = loss.detach()
 
 
 def make_timer(spec: CellSpec) -> IterationTimer:
@@ -154,8 +158,8 @@ def retries(progress: Progress) -> int | None:
     return counters.alloc_retries() if isinstance(counters, CudaCounters) else None
 
 
-def finite(loss: torch.Tensor) -> float | None:
-    value = float(loss)
+def finite(loss: torch.Tensor | None) -> float | None:
+    value = math.nan if loss is None else float(loss)
     return value if math.isfinite(value) else None
 
 

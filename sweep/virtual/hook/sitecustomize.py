@@ -3,11 +3,13 @@
 It imports nothing of PyTorch itself: it waits until the process does.
 """
 
+import atexit
 import importlib
 import importlib.machinery
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -85,7 +87,18 @@ def _run_shadowed_sitecustomize() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+def _let_autograd_finish() -> None:
+    """A backward pass is over before its thread has dropped the graph, for which the thread wants the interpreter.
+
+    A script that ends right after it would abort in that thread ("terminate called without an active exception").
+    With a real GPU, reading a loss or a synchronisation gives the thread that moment.
+    """
+    if "torch" in sys.modules:
+        time.sleep(0.05)
+
+
 def _start() -> None:
+    atexit.register(_let_autograd_finish)
     finders = [
         _AroundImport("torch", before=_check_preload),
         _AroundImport(
