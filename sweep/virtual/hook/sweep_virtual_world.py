@@ -7,6 +7,7 @@ parent.
 import ctypes
 import functools
 import os
+import sys
 from typing import Any
 
 
@@ -20,6 +21,7 @@ def form_world_alone(c10d: Any) -> None:
     from torch._C import _distributed_c10d as native
 
     _wrap_init_process_group(c10d, native)
+    _wrap_destroy_process_group(c10d)
     _wrap_monitored_barrier(c10d)
     _wrap_color(c10d)
     _replace_gloo(c10d, native)
@@ -38,6 +40,20 @@ def _wrap_init_process_group(c10d: Any, native: Any) -> None:
         return init_process_group(backend, **kwargs)
 
     c10d.init_process_group = init_alone
+
+
+def _wrap_destroy_process_group(c10d: Any) -> None:
+    """PyTorch waits there for work that is under way, but without asking the device to finish it."""
+    destroy_process_group = c10d.destroy_process_group
+
+    @functools.wraps(destroy_process_group)
+    def finish_and_destroy(*args: Any, **kwargs: Any) -> Any:
+        torch: Any = sys.modules["torch"]
+        if _world_size() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return destroy_process_group(*args, **kwargs)
+
+    c10d.destroy_process_group = finish_and_destroy
 
 
 def _wrap_monitored_barrier(c10d: Any) -> None:

@@ -11,6 +11,7 @@
 #include "vgpu.h"
 
 #include <pthread.h>
+#include <time.h>
 
 /* What one enqueued piece of work costs a Python training loop on the host, launch and interpreter together. */
 #define HOST_NANOSECONDS_PER_CALL 8000
@@ -23,6 +24,15 @@ static uint64_t finished;     /* until-sync: all up to this one have happened */
 static uint64_t last_finish;  /* simulated: when all streams will be idle */
 static uint64_t queued[QUEUE_ENTRIES], queued_count; /* simulated: when the last entries will be finished */
 
+static time_t enqueued_at;    /* real time of the last record or launch */
+static __thread bool enqueues;
+
+static time_t real_seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec;
+}
+
 static int lag(void) { return vgpu_configuration()->lag; }
 static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
@@ -33,6 +43,8 @@ static void enqueue(clock_stream *queue, uint64_t not_before, uint64_t nanosecon
   queue->free_at = later(later(queue->free_at, host_now), not_before) + nanoseconds;
   *slot = queue->free_at;
   last_finish = later(last_finish, queue->free_at);
+  enqueues = true;
+  enqueued_at = real_seconds();
 }
 
 void clock_run(void *stream, uint64_t nanoseconds) {
@@ -52,6 +64,7 @@ void clock_record(void *stream, clock_event *event) {
     event->at = queue->free_at;
   } else {
     event->at = ++host_now;
+    enqueued_at = real_seconds();
   }
   pthread_mutex_unlock(&lock);
 }
@@ -64,10 +77,23 @@ void clock_wait_event(void *stream, const clock_event *event) {
   pthread_mutex_unlock(&lock);
 }
 
+/* Somebody may poll an event until it has happened. A thread that enqueues work pays for each question in simulated
+ * time. Another thread, such as NCCL's watchdog, must not move the clock, or runs would differ; but when nothing was
+ * enqueued for seconds of real time a device would have caught up, and has. */
+#define NANOSECONDS_PER_QUESTION 1000
+#define CAUGHT_UP_SECONDS 5
+
+static void ask(const clock_event *event) {
+  if (enqueues) host_now += NANOSECONDS_PER_QUESTION;
+  else if (real_seconds() - enqueued_at > CAUGHT_UP_SECONDS) host_now = later(host_now, event->at);
+}
+
 bool clock_has_happened(const clock_event *event) {
   if (lag() == LAG_NONE) return true;
   pthread_mutex_lock(&lock);
   bool happened = event->at <= (lag() == LAG_SIMULATED ? host_now : finished);
+  if (!happened && lag() == LAG_SIMULATED) ask(event);
+  if (!happened && lag() == LAG_UNTIL_SYNC && real_seconds() - enqueued_at > CAUGHT_UP_SECONDS) finished = event->at;
   pthread_mutex_unlock(&lock);
   return happened;
 }
@@ -84,6 +110,7 @@ bool clock_is_idle(void *stream) {
   if (lag() == LAG_NONE) return true;
   pthread_mutex_lock(&lock);
   bool idle = lag() == LAG_SIMULATED ? clock_stream_of(stream)->free_at <= host_now : finished >= host_now;
+  if (!idle && lag() == LAG_SIMULATED) host_now += NANOSECONDS_PER_QUESTION;
   pthread_mutex_unlock(&lock);
   return idle;
 }

@@ -32,9 +32,9 @@ static void arena_open(void) {
   for (arena_size = (size_t)1 << 44; arena_size >= (size_t)1 << 36; arena_size >>= 1) {
     void *got = mmap(wish, arena_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) continue;
-    arena_start = rounded((uintptr_t)got);
     arena_size -= VGPU_GRANULARITY;
-    range_insert(&free_ranges, range_new(arena_start, arena_size & ~(VGPU_GRANULARITY - 1)));
+    range_insert(&free_ranges, range_new(rounded((uintptr_t)got), arena_size & ~(VGPU_GRANULARITY - 1)));
+    __atomic_store_n(&arena_start, rounded((uintptr_t)got), __ATOMIC_RELEASE);
     return;
   }
   fprintf(stderr, "virtual GPU: no address space for device memory; raise the limit (ulimit -v unlimited)\n");
@@ -77,9 +77,9 @@ static void address_give(uintptr_t start, size_t size) {
 
 static void context_create(int device) {
   if (devices[device].context) return;
-  devices[device].context = true;
   devices[device].used += vgpu_configuration()->context_bytes;
   if (devices[device].peak < devices[device].used) devices[device].peak = devices[device].used;
+  __atomic_store_n(&devices[device].context, true, __ATOMIC_RELEASE);
 }
 
 static bool charge(int device, size_t bytes) {
@@ -96,13 +96,13 @@ static bool charge(int device, size_t bytes) {
 }
 
 void memory_use_device(int device) {
-  if (__atomic_load_n(&devices[device].context, __ATOMIC_RELAXED)) return;
+  if (__atomic_load_n(&devices[device].context, __ATOMIC_ACQUIRE)) return;
   pthread_mutex_lock(&lock);
   context_create(device);
   pthread_mutex_unlock(&lock);
 }
 
-bool memory_has_context(int device) { return __atomic_load_n(&devices[device].context, __ATOMIC_RELAXED); }
+bool memory_has_context(int device) { return __atomic_load_n(&devices[device].context, __ATOMIC_ACQUIRE); }
 
 bool memory_charge(int device, size_t bytes) {
   pthread_mutex_lock(&lock);
@@ -217,7 +217,7 @@ bool memory_find(const void *address, range *found) {
 }
 
 bool memory_on_device(const void *address) {
-  uintptr_t start = __atomic_load_n(&arena_start, __ATOMIC_RELAXED);
+  uintptr_t start = __atomic_load_n(&arena_start, __ATOMIC_ACQUIRE);
   return start && (uintptr_t)address - start < arena_size;
 }
 

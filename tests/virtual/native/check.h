@@ -1,0 +1,16 @@
+/* The smallest of test harnesses: a failed check names itself and ends the program. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CHECK(condition)                                                         \
+  do {                                                                           \
+    if (!(condition)) {                                                          \
+      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);  \
+      exit(1);                                                                   \
+    }                                                                            \
+  } while (0)
+
+#endif
