@@ -52,9 +52,11 @@ def test_existing_variables_are_kept_behind_the_new_ones(monkeypatch: pytest.Mon
     monkeypatch.setenv("PYTHONPATH", "/mine")
     monkeypatch.setenv("LD_PRELOAD", "/my.so")
     variables = virtual.environment(A100)
-    assert variables["PYTHONPATH"].endswith(":/mine") and variables["LD_PRELOAD"].endswith(":/my.so")
+    assert variables["PYTHONPATH"].endswith(":/mine")
+    assert variables["LD_PRELOAD"].endswith(":/my.so")
     folder = Path(variables["TRITON_LIBCUDA_PATH"])
-    assert (folder / "libcuda.so.1").exists() and (folder / "libnvidia-ml.so.1").exists()
+    assert (folder / "libcuda.so.1").exists()
+    assert (folder / "libnvidia-ml.so.1").exists()
 
 
 def _fake_torch(folder: Path, version: str) -> None:

@@ -7,7 +7,8 @@ from sweep import virtual
 
 def test_each_profile_is_complete_or_says_unknown() -> None:
     profiles = virtual.gpus()
-    assert "a100-80gb" in profiles and "rtx4090" in profiles
+    assert "a100-80gb" in profiles
+    assert "rtx4090" in profiles
     for key, profile in profiles.items():
         assert profile.key == key
         assert float(profile.compute_capability) >= 7
