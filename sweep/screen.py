@@ -13,10 +13,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from sweep import analysis
 from sweep.record import CellRecord, Status
 from sweep.spec import CellSpec
-
-GIB = 2**30
 
 
 class Screen:
@@ -72,16 +71,10 @@ def title(spec: CellSpec) -> str:
 
 
 def outcome(record: CellRecord) -> str:
-    largest = record.largest_rank
-    if record.status in (Status.OK, Status.THRASHING) and largest is not None:
-        reserved = (largest.reserved_peak_bytes or 0) / GIB
-        seconds = record.seconds_per_iteration
-        time = f", {seconds:.3g} s/iteration" if seconds is not None else ""
-        note = f": {record.reason}" if record.reason else ""
-        return f"{record.status.value}: {reserved:.2f} GiB reserved{time}{note}"
-    failure = record.failure
-    if record.status is Status.OOM and failure is not None:
-        where = f" in {failure.phase.value}" if failure.phase else ""
-        asked = f", asked for {failure.requested_bytes / GIB:.2f} GiB" if failure.requested_bytes else ""
-        return f"OOM{where}{asked}"
-    return f"{record.status.value}: {record.reason}"
+    """What became of a cell, with its figures where it ran."""
+    text, largest = analysis.outcome(record), record.largest_rank
+    if record.status not in (Status.OK, Status.THRASHING) or largest is None:
+        return text
+    seconds = record.seconds_per_iteration
+    time = f", {seconds:.3g} s/iteration" if seconds is not None else ""
+    return f"{text}, {analysis.size_text(largest.reserved_peak_bytes or 0)} reserved{time}"
