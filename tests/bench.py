@@ -69,10 +69,12 @@ def instrumentation() -> tuple[float, float]:
     batches = RandomBatches(spec, 0, device)
     plain = Progress(Uninstrumented(CpuCounters()), iteration=0)
     counted = Progress(PhaseMemory(CpuCounters()), iteration=0)
-    return side_by_side(
-        lambda: [iterate(spec, engine, batches, plain) for _ in range(5)],
-        lambda: [iterate(spec, engine, batches, counted) for _ in range(5)],
-    )
+
+    def five(progress: Progress) -> None:
+        for _ in range(5):
+            iterate(spec, engine, batches, progress)
+
+    return side_by_side(lambda: five(plain), lambda: five(counted))
 
 
 def store_of(folder: Path, cells: int) -> Store:
