@@ -1,6 +1,7 @@
 """The environment of a child process that shall see virtual GPUs."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from sweep.virtual.build import DRIVER, NVML, library_folder, machine_obstacle
@@ -93,18 +94,17 @@ def gpu_variables(
     return {name: str(value) for name, value in values.items()}
 
 
-def _prepended(first: str, variable: str, separator: str) -> str:
-    present = os.environ.get(variable)
-    return f"{first}{separator}{present}" if present else first
+def library_variables(base: Mapping[str, str]) -> dict[str, str]:
+    """The variables that put the libraries in the place of the real ones, in front of what ``base`` has."""
 
+    def before(present: str | None, first: str) -> str:
+        return f"{first}:{present}" if present else first
 
-def library_variables() -> dict[str, str]:
-    """The variables that put the virtual GPU's libraries in the place of the real ones."""
     folder = library_folder()
     return {
-        "LD_PRELOAD": _prepended(f"{folder / DRIVER}:{folder / NVML}", "LD_PRELOAD", ":"),
+        "LD_PRELOAD": before(base.get("LD_PRELOAD"), f"{folder / DRIVER}:{folder / NVML}"),
         "TRITON_LIBCUDA_PATH": str(folder),
-        "PYTHONPATH": _prepended(str(_HOOK), "PYTHONPATH", os.pathsep),
+        "PYTHONPATH": before(base.get("PYTHONPATH"), str(_HOOK)),
         "VGPU_LIBRARY": str(folder / DRIVER),
         "VGPU_TORCH_FOLDER": str(torch_build().folder),
     }
@@ -126,4 +126,4 @@ def environment(
     variables = gpu_variables(
         gpu, gpus=gpus, world_size=world_size, other_processes_bytes=other_processes_bytes, lag=lag
     )
-    return {**variables, **library_variables()}
+    return {**variables, **library_variables(os.environ)}

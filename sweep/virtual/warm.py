@@ -100,6 +100,7 @@ class WarmServer:
         self._changed = threading.Condition()
         self._requests = 0
         self._closed = False
+        self._listener: threading.Thread | None = None
         self.warm_modules: tuple[str, ...] = ()
 
     def __enter__(self) -> "WarmServer":
@@ -107,7 +108,7 @@ class WarmServer:
         with theirs:
             command = [sys.executable, "-m", "sweep.virtual.warm_process", str(theirs.fileno()), *self._modules]
             root = str(Path(__file__).resolve().parents[2])
-            variables = self._environment | library_variables()
+            variables = self._environment | library_variables(self._environment)
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, (variables.get("PYTHONPATH"), root)))
             self._process = subprocess.Popen(
                 command, env=variables, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
@@ -125,7 +126,8 @@ class WarmServer:
             raise VirtualGpuError(f"The warm server did not start; run the cells without it: {reason}.")
         self.warm_modules = tuple(ready["ready"])
         ours.settimeout(None)
-        threading.Thread(target=self._listen, name="warm-server", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name="warm-server", daemon=True)
+        self._listener.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,6 +139,9 @@ class WarmServer:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        if self._listener is not None:
+            self._listener.join()
+        self._lines.close()
         self._socket.close()
 
     def spawn(

@@ -45,9 +45,10 @@ def _set_allocator(environment: dict[str, str]) -> None:
     settings = environment.get("PYTORCH_ALLOC_CONF") or environment.get("PYTORCH_CUDA_ALLOC_CONF")
     if torch is None or not settings:
         return
-    memory = getattr(torch.cuda.memory, "_set_allocator_settings", None)
-    if memory is not None:
-        memory(settings)
+    older = getattr(torch.cuda.memory, "_set_allocator_settings", None)
+    set_settings = getattr(torch._C, "_accelerator_setAllocatorSettings", older)
+    if set_settings is not None:
+        set_settings(settings)
 
 
 def _run(arguments: list[str]) -> None:

@@ -3,12 +3,15 @@
 import json
 import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
 warnings.filterwarnings("ignore")
+Step = Callable[[torch.Tensor], tuple[torch.Tensor, Any]]
 CONFIGS = {
     "tiny": {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
     "1b": {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
@@ -32,7 +35,7 @@ def build(size: str, checkpointing: bool) -> LlamaForCausalLM:
     return model
 
 
-def deepspeed_step(stage: int, size: str, batch_size: int, checkpointing: bool):
+def deepspeed_step(stage: int, size: str, batch_size: int, checkpointing: bool) -> Step:
     import deepspeed
 
     config = {
@@ -48,7 +51,7 @@ def deepspeed_step(stage: int, size: str, batch_size: int, checkpointing: bool):
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
-    def step(tokens):
+    def step(tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
         loss = engine(input_ids=tokens, labels=tokens).loss
         engine.backward(loss)
         engine.step()
@@ -57,7 +60,7 @@ def deepspeed_step(stage: int, size: str, batch_size: int, checkpointing: bool):
     return step
 
 
-def torch_step(engine: str, size: str, checkpointing: bool):
+def torch_step(engine: str, size: str, checkpointing: bool) -> Step:
     if engine != "single":
         dist.init_process_group("nccl")
     with torch.device("cuda"):
@@ -72,7 +75,7 @@ def torch_step(engine: str, size: str, checkpointing: bool):
             fully_shard(part, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def step(tokens):
+    def step(tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=engine != "fsdp2"):
             loss = wrapped(input_ids=tokens, labels=tokens).loss
         loss.backward()
@@ -96,7 +99,10 @@ def main(engine: str, size: str, batch_size: int, length: int, checkpointing: bo
         loss, norm = step(tokens)
         losses += [loss.item(), float(norm or 0)]
     stats = {name: number for name, number in torch.cuda.memory_stats().items() if isinstance(number, int)}
-    answer = {"losses": sorted(set(losses)), "peaks": {name: stats[name] for name in stats if name.endswith(".peak")}}
+    answer: dict[str, Any] = {
+        "losses": sorted(set(losses)),
+        "peaks": {name: stats[name] for name in stats if name.endswith(".peak")},
+    }
     answer |= {"retries": stats["num_alloc_retries"], "free": torch.cuda.mem_get_info()[0]}
     print("answer:", json.dumps(answer, sort_keys=True))
 

@@ -172,6 +172,14 @@ EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *coun
   return valid(handle) ? NVML_SUCCESS : NVML_INVALID;
 }
 
+/* No fabric: everything is zero but the version, whose low three bytes are the structure's size. */
+EXPORT int nvmlDeviceGetGpuFabricInfoV(void *handle, unsigned *info) {
+  size_t size = *info & 0xffffff;
+  if (!valid(handle) || size < sizeof *info || size > 256) return NVML_INVALID;
+  memset(info + 1, 0, size - sizeof *info);
+  return NVML_SUCCESS;
+}
+
 /* What a virtual device has no answer to. */
 #define NOT_SUPPORTED(call) \
   EXPORT int call(void) { return NVML_NOT_SUPPORTED; }
@@ -180,7 +188,6 @@ NOT_SUPPORTED(nvmlDeviceGetPowerUsage)
 NOT_SUPPORTED(nvmlDeviceGetTemperature)
 NOT_SUPPORTED(nvmlDeviceGetClockInfo)
 NOT_SUPPORTED(nvmlDeviceGetMigMode)
-NOT_SUPPORTED(nvmlDeviceGetGpuFabricInfoV)
 NOT_SUPPORTED(nvmlDeviceGetNvLinkState)
 NOT_SUPPORTED(nvmlDeviceGetNvLinkRemoteDeviceType)
 NOT_SUPPORTED(nvmlDeviceGetNvLinkRemotePciInfo_v2)
