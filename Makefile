@@ -3,14 +3,15 @@
 #   make sweep MODEL=llama3-8b                    the default grid, each series until out of memory
 #   make sweep MODEL=tiny DEVICE=cpu              real training on this machine's CPU
 #   make sweep MODEL=llama3-8b GPU=h100-80gb precision=bf16 batch_size=1,2,4      any value of conf/ by its name
+#   make sweep MODEL=llama3-8b ARGS="--dry-run"                                  anything else for sweep.run
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 GROUPS_ := MODEL ENGINE DEVICE GPU GRID EXPERIMENT
 options := $(strip $(foreach g,$(GROUPS_),$(if $($(g)),$(shell echo $(g) | tr A-Z a-z)=$($(g)))))
-values := $(strip $(filter-out $(foreach g,$(GROUPS_) PYTHON,$(g)=%),$(MAKEOVERRIDES)))
-overrides := $(if $(options)$(values),$(options) $(values),experiment=first)
+values := $(strip $(filter-out $(foreach g,$(GROUPS_) PYTHON ARGS,$(g)=%),$(MAKEOVERRIDES)))
+overrides := $(if $(options)$(values)$(ARGS),$(options) $(values),experiment=first)
 
 .PHONY: setup sweep plots report test test-all lint bench clean
 
@@ -23,7 +24,7 @@ $(INSTALLED): pyproject.toml
 	touch $@
 
 sweep: $(INSTALLED)
-	@$(BIN)/python -m sweep.run $(foreach o,$(overrides),'$(o)')
+	@$(BIN)/python -m sweep.run $(foreach o,$(overrides),'$(o)') $(ARGS)
 
 plots: $(INSTALLED)
 	@$(BIN)/python -m sweep.plots

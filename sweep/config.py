@@ -11,7 +11,7 @@ from sweep import environment, virtual
 from sweep.spec import CellSpec, DeviceKind, EngineName, GpuSpec, Precision, SpecError, from_json
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-NOT_OF_THE_CELL = ("gpu", "device", "sweep")
+NOT_OF_THE_CELL = ("gpu", "device", "sweep", "search", "budget", "force", "dry_run")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ class Status(str, Enum):
     FAILED = "failed"
     UNSUPPORTED = "unsupported"
     BUSY_DEVICE = "busy_device"
+    INTERRUPTED = "interrupted"
 
     @property
     def final(self) -> bool:

@@ -1,7 +1,7 @@
 """The Hydra application: `python -m sweep.run -m model=llama3-8b batch_size=1,2,4 gradient_checkpointing=false,true`.
 
 One Hydra job is one cell. The sweeper (`hydra_plugins/sweep_until_oom`) decides which cells; a job looks its cell up
-in the store, or launches it and saves the record, and returns a small result. It never raises for what a cell did.
+in the store, or launches it and saves the record, and returns its identity. It never raises for what a cell did.
 """
 
 import sys
@@ -15,16 +15,18 @@ from sweep.launch import run_cell
 from sweep.store import RESULTS, Store
 
 
-def run(config: DictConfig) -> dict[str, object]:
-    """Measure one cell: its status, its identity, and whether the record was there already."""
+def run(config: DictConfig) -> str:
+    """Measure one cell. Gives its identity, under which the record is in the store."""
     job = job_from(config)
-    record, stored = run_cell(job.spec, Store(RESULTS / job.sweep), list(HydraConfig.get().overrides.task))
-    return {"status": record.status.value, "cell_id": record.cell_id, "stored": stored}
+    overrides = list(HydraConfig.get().overrides.task)
+    record = run_cell(job.spec, Store(RESULTS / job.sweep), overrides, force=bool(config.force))
+    return record.cell_id
 
 
 def main() -> None:
     from sweep.usage import fail_on_unknown_option
 
+    sys.argv[1:] = ["dry_run=true" if argument == "--dry-run" else argument for argument in sys.argv[1:]]
     fail_on_unknown_option(sys.argv[1:])
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(run)()
 

@@ -49,8 +49,11 @@ class Screen:
             more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
             self._progress.update(self._task, description=title(cells[0]) + more)
 
-    def measured(self, record: CellRecord, *, stored: bool) -> None:
-        self.say(f"{title(record.spec):<64} {outcome(record)}{' (stored)' if stored else ''}")
+    def measured(self, record: CellRecord) -> None:
+        self.say(f"{title(record.spec):<64} {outcome(record)}")
+
+    def planned(self, spec: CellSpec) -> None:
+        self.say(title(spec))
 
     def series_done(self) -> None:
         if self._progress:

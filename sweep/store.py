@@ -15,7 +15,6 @@ import fcntl
 import io
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,13 +66,24 @@ class CellDirectory:
     def record_path(self) -> Path:
         return self.path / "record.json"
 
+    @property
+    def history_path(self) -> Path:
+        """Earlier records of a cell that was measured again, numbered from 1."""
+        return self.path / "history"
+
     def rank_path(self, rank: int) -> Path:
         return self.path / f"rank{rank}.json"
 
     def begin(self, spec: CellSpec) -> None:
-        """Start afresh: whatever an interrupted run left here is removed."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir(parents=True)
+        """Start afresh: what an unfinished run left here is removed, a finished one's record goes to `history/`."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.record_path.exists():
+            self.history_path.mkdir(exist_ok=True)
+            number = len(list(self.history_path.iterdir())) + 1
+            self.record_path.replace(self.history_path / f"{number:03}.json")
+        for path in self.path.iterdir():
+            if path != self.history_path:
+                path.unlink()
         write_json(self.spec_path, spec)
 
     def read_spec(self) -> CellSpec:

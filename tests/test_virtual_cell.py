@@ -34,7 +34,7 @@ def rounded(size: int) -> int:
 
 
 def run(spec: CellSpec, folder: Path) -> tuple[CellRecord, RankRecord]:
-    record, _ = run_cell(spec, Store(folder), [])
+    record = run_cell(spec, Store(folder), [])
     assert record.status is Status.OK, (record.reason, record.failure)
     (rank,) = record.ranks
     return record, rank
@@ -176,7 +176,7 @@ def test_the_allocator_runs_as_asked(make_spec: MakeSpec, tmp_path: Path, expand
 
 def test_a_full_device_is_an_oom_with_pytorchs_own_figures(make_spec: MakeSpec, tmp_path: Path) -> None:
     gpu = {"key": "a100-80gb", "total_memory_bytes": 2 * 2**30}
-    record, _ = run_cell(make_spec(device={"kind": "virtual", "gpu": gpu}, batch_size=512), Store(tmp_path), [])
+    record = run_cell(make_spec(device={"kind": "virtual", "gpu": gpu}, batch_size=512), Store(tmp_path), [])
     assert record.status is Status.OOM
     failure = record.failure
     assert failure is not None

@@ -1,5 +1,6 @@
 """Real training on the CPU device, in real processes."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sweep.launch import run_cell
 from sweep.record import Phase, Status
-from sweep.spec import CellSpec
+from sweep.spec import CellSpec, to_json
 from sweep.store import Store
 
 MakeSpec = Callable[..., CellSpec]
@@ -20,8 +21,8 @@ MODELS = sorted(path.stem for path in (REPOSITORY / "conf/model").glob("*.yaml")
 
 def test_two_ranks_train_and_report(make_spec: MakeSpec, tmp_path: Path) -> None:
     spec = make_spec(world_size=2, batch_size=2, accumulation=2, gradient_checkpointing=True)
-    record, stored = run_cell(spec, Store(tmp_path), ["batch_size=2"])
-    assert (record.status, record.reason, stored) == (Status.OK, None, False)
+    record = run_cell(spec, Store(tmp_path), ["batch_size=2"])
+    assert (record.status, record.reason) == (Status.OK, None)
     assert [rank.rank for rank in record.ranks] == [0, 1]
     for rank in record.ranks:
         assert set(rank.peaks) == set(Phase)
@@ -39,13 +40,15 @@ def test_two_ranks_train_and_report(make_spec: MakeSpec, tmp_path: Path) -> None
     assert record.command == "python -m sweep.run batch_size=2"
     assert record.environment["torch"]
 
-    again, stored = run_cell(spec, Store(tmp_path), [])
-    assert stored
-    assert again == record
+    assert run_cell(spec, Store(tmp_path), []) == record, "what is stored is not measured again"
+    again = run_cell(spec, Store(tmp_path), [], force=True)
+    assert again.started_at != record.started_at
+    history = Store(tmp_path).cell(record.cell_id).history_path
+    assert json.loads((history / "001.json").read_text()) == json.loads(json.dumps(to_json(record)))
 
 
 def test_the_memory_limit_is_a_real_allocation_failure(make_spec: MakeSpec, tmp_path: Path) -> None:
-    record, _ = run_cell(make_spec(world_size=2, batch_size=256, seq_len=128), Store(tmp_path), [])
+    record = run_cell(make_spec(world_size=2, batch_size=256, seq_len=128), Store(tmp_path), [])
     assert record.status is Status.OOM
     assert record.failure is not None
     assert record.failure.phase is Phase.FORWARD
@@ -54,12 +57,12 @@ def test_the_memory_limit_is_a_real_allocation_failure(make_spec: MakeSpec, tmp_
 
 def test_a_model_larger_than_the_limit_runs_out_while_loading(make_spec: MakeSpec, tmp_path: Path) -> None:
     spec = make_spec(device={"kind": "cpu", "memory_limit_bytes": 2**20})
-    record, _ = run_cell(spec, Store(tmp_path), [])
+    record = run_cell(spec, Store(tmp_path), [])
     assert (record.status, record.failure.phase if record.failure else None) == (Status.OOM, Phase.LOAD)
 
 
 def test_what_makes_no_sense_is_not_started(make_spec: MakeSpec, tmp_path: Path) -> None:
-    record, _ = run_cell(make_spec(expandable_segments=True), Store(tmp_path), [])
+    record = run_cell(make_spec(expandable_segments=True), Store(tmp_path), [])
     assert record.status is Status.UNSUPPORTED
     assert not Store(tmp_path).cell(record.cell_id).stderr_path.exists()
 
@@ -67,7 +70,7 @@ def test_what_makes_no_sense_is_not_started(make_spec: MakeSpec, tmp_path: Path)
 def test_a_bug_in_the_worker_is_a_failure_with_its_words(make_spec: MakeSpec, tmp_path: Path) -> None:
     model = read_model("tiny")
     model["config"] = model["config"] | {"num_attention_heads": 7}
-    record, _ = run_cell(make_spec(model=model), Store(tmp_path), [])
+    record = run_cell(make_spec(model=model), Store(tmp_path), [])
     assert record.status is Status.FAILED
     assert record.failure is not None
     assert record.failure.stderr_tail
@@ -92,7 +95,7 @@ def test_deepspeed_trains_on_the_cpu(make_spec: MakeSpec, tmp_path: Path, stage:
         device={"kind": "cpu", "memory_limit_bytes": 8 * 2**30},
         world_size=2,
     )
-    record, _ = run_cell(spec, Store(tmp_path), [])
+    record = run_cell(spec, Store(tmp_path), [])
     assert (record.status, record.reason) == (Status.OK, None)
     assert record.ranks[0].loss == pytest.approx(8.3, abs=0.5)
     assert os.environ.get("DS_ACCELERATOR") is None

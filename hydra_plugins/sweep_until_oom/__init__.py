@@ -1,13 +1,15 @@
 """Hydra sweeper that walks the batch size of every series until out of memory.
 
 All axes but the batch size are expanded as a grid; `sweep.plan` decides each series' next batch size from what is
-known. One cell per live series and round is handed to the launcher, so that a parallel launcher has work.
+known. It drives any Hydra launcher: a parallel one gets one cell per live series and round. Hydra's own launcher runs
+one job at a time, so that there one series is finished before the next, which may then start from its limit.
 """
 
 import itertools
+import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -17,32 +19,25 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from sweep.config import Job, job_from
-from sweep.environment import DeviceError, choose_device
-from sweep.plan import Search, SearchMethod, next_batch_size
-from sweep.record import CellRecord, Status
+from sweep.config import job_from
+from sweep.environment import DeviceError, choose_device, visible_gpus
+from sweep.plan import Search
+from sweep.prior import virtual_limit
+from sweep.record import CellRecord
 from sweep.screen import Screen
-from sweep.spec import DeviceKind, SpecError
+from sweep.spec import DeviceKind, SpecError, from_json
 from sweep.store import PLOTS, RESULTS, Store, StoreError
 from sweep.usage import fail
+from sweep.walks import Budget, Spent, Walk, guess_from_similar, recall
 
-
-@dataclass
-class Walk:
-    """One series on its way."""
-
-    overrides: list[str]
-    """All but the batch size."""
-    job: Job
-    outcomes: dict[int, Status] = field(default_factory=dict)
+INTERRUPTED, INCOMPLETE = 130, 3
+"""Exit codes: ended by the user; a cell failed or timed out."""
 
 
 class UntilOom(Sweeper):
-    def __init__(self, search: str, max_batch_size: int, params: Mapping[str, Any] | None = None) -> None:
-        self._method = search
-        self._max_batch_size = max_batch_size
+    def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         self._params = dict(params or {})
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -51,37 +46,57 @@ class UntilOom(Sweeper):
         self._launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
+        # Hydra's own launcher runs jobs one after the other.
+        self._serial = isinstance(self._launcher, BasicLauncher)
 
     def sweep(self, arguments: list[str]) -> None:
         screen = Screen()
         try:
-            walks, search = self._plan(arguments, screen)
+            budget = from_json(Budget, _plain(self._config.budget), "budget.")
+            walks = self._plan(arguments, screen)
             stores = {walk.job.sweep: Store(RESULTS / walk.job.sweep) for walk in walks}
-            with ExitStack() as held:
-                for store in stores.values():
-                    held.enter_context(store.lock())
-                self._walk(walks, search, stores, screen)
-                records = self._conclude(walks, stores, screen)
+            if not self._config.force and (known := recall(walks, stores)):
+                screen.say(f"{known} cells of these series are stored already")
+            if self._config.dry_run:
+                self._show(walks, screen)
+                return
+            code = self._measure(walks, stores, Spent(budget), screen)
         except (SpecError, DeviceError, StoreError) as error:
             fail(str(error))
-        if any(not record.status.final for record in records):
-            raise SystemExit(3)
+        if code:
+            raise SystemExit(code)
 
-    def _plan(self, arguments: list[str], screen: Screen) -> tuple[list[Walk], Search]:
+    def _measure(self, walks: list[Walk], stores: Mapping[str, Store], spent: Spent, screen: Screen) -> int:
+        """Walk all series, then show what came out, also after an interruption. Gives the exit code."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the sweep as Ctrl-C does
+        interrupted = False
+        with ExitStack() as held:
+            for store in stores.values():
+                held.enter_context(store.lock())
+            try:
+                self._walk(walks, stores, spent, screen)
+            except KeyboardInterrupt:
+                interrupted = True
+                screen.say("Interrupted: this is what there is so far; the same command goes on from here.")
+            records = self._conclude(walks, stores, screen)
+        if interrupted:
+            return INTERRUPTED
+        return INCOMPLETE if any(not record.status.final for record in records) else 0
+
+    def _plan(self, arguments: list[str], screen: Screen) -> list[Walk]:
         """Compose and validate every series before anything is run or written."""
         arguments, params = self._with_device(arguments, screen)
         axes, batch_sizes = self._axes([f"{key}={value}" for key, value in params.items()] + arguments)
-        try:
-            method = SearchMethod(self._method)
-        except ValueError:
-            known = ", ".join(method.value for method in SearchMethod)
-            raise SpecError("hydra.sweeper.search", self._method, f"choose one of {known}") from None
+        settings = _plain(self._config.search)
+        if settings.pop("prior") not in ("none", "virtual"):
+            raise SpecError("search.prior", self._config.search.prior, "choose none or virtual")
+        search = replace(from_json(Search, settings, "search."), batch_sizes=batch_sizes)
         walks = []
         for overrides in itertools.product(*axes.values()):
             config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
             jobs = [job_from(config, size) for size in batch_sizes or (1,)]
-            walks.append(Walk(list(overrides), jobs[0]))
-        return walks, Search(method=method, max_batch_size=self._max_batch_size, batch_sizes=batch_sizes)
+            walks.append(Walk(overrides=list(overrides), job=jobs[0], search=search))
+        return walks
 
     def _with_device(self, arguments: list[str], screen: Screen) -> tuple[list[str], dict[str, Any]]:
         """Replace `device=auto` by what it means here: that choice may bring other defaults and another grid."""
@@ -105,44 +120,70 @@ class UntilOom(Sweeper):
         axes: dict[str, list[str]] = {}
         batch_sizes: tuple[int, ...] | None = None
         for override in parser.parse_overrides(list(arguments)):
-            if override.get_key_element() == "batch_size":
-                batch_sizes = _batch_sizes(override)
-                continue
             key = override.get_key_element()
-            axes[key] = [f"{key}={value}" for value in _values(override)]
+            if key == "batch_size":
+                batch_sizes = _batch_sizes(override)
+            else:
+                axes[key] = [f"{key}={value}" for value in _values(override)]
         return axes, batch_sizes
 
-    def _walk(self, walks: list[Walk], search: Search, stores: Mapping[str, Store], screen: Screen) -> None:
-        """Rounds of one cell per live series, until no series has a next batch size."""
-        started = 0
-        # Hydra's own launcher runs jobs one after the other: a job at a time keeps the screen up to date.
-        at_once = 1 if isinstance(self._launcher, BasicLauncher) else len(walks)
-        live = list(walks)
+    def _walk(self, walks: list[Walk], stores: Mapping[str, Store], spent: Spent, screen: Screen) -> None:
+        """Rounds of one cell per live series, or one series after the other, until none has a next batch size."""
         with screen.series(len(walks)):
+            live = list(walks)
             while live:
-                for i in range(0, len(live), at_once):
-                    batch = [(walk, next_batch_size(walk.outcomes, search)) for walk in live[i : i + at_once]]
-                    going = [(walk, size) for walk, size in batch if size is not None]
-                    if not going:
-                        continue
-                    screen.measuring([replace(walk.job.spec, batch_size=size) for walk, size in going])
-                    jobs = [[*walk.overrides, f"batch_size={size}"] for walk, size in going]
-                    results = self._launcher.launch(jobs, initial_job_idx=started)
-                    started += len(jobs)
-                    for (walk, size), result in zip(going, results, strict=True):
-                        self._take(walk, size, result.return_value, stores[walk.job.sweep], screen)
-                finished = [walk for walk in live if next_batch_size(walk.outcomes, search) is None]
-                for _ in finished:
+                for walk in [walk for walk in live if walk.next() is None]:
+                    live.remove(walk)
                     screen.series_done()
-                live = [walk for walk in live if walk not in finished]
-                for store in stores.values():
-                    store.write_table()
+                going = live[:1] if self._serial else live
+                if going and (why := spent.exhausted):
+                    screen.say(f"{why}: {len(live)} of {len(walks)} series are not finished")
+                    return
+                if going:
+                    self._round(going, walks, stores, spent, screen)
 
-    def _take(self, walk: Walk, size: int, result: Any, store: Store, screen: Screen) -> None:
-        walk.outcomes[size] = Status(result["status"])
-        record = store.cell(result["cell_id"]).read_record()
-        assert record is not None
-        screen.measured(record, stored=result["stored"])
+    def _round(
+        self, going: list[Walk], walks: list[Walk], stores: Mapping[str, Store], spent: Spent, screen: Screen
+    ) -> None:
+        for walk in going:
+            if not walk.outcomes and walk.guess is None:
+                walk.guess = guess_from_similar(walk, walks) or self._prior(walk, screen)
+        sizes = [size for walk in going if (size := walk.next()) is not None]
+        screen.measuring([replace(walk.job.spec, batch_size=size) for walk, size in zip(going, sizes, strict=True)])
+        jobs = [[*walk.overrides, f"batch_size={size}"] for walk, size in zip(going, sizes, strict=True)]
+        results = self._launcher.launch(jobs, initial_job_idx=spent.cells)
+        spent.cells += len(jobs)
+        for walk, size, result in zip(going, sizes, results, strict=True):
+            store = stores[walk.job.sweep]
+            record = store.cell(result.return_value).read_record()
+            assert record is not None
+            walk.take(size, record)
+            screen.measured(record)
+        for store in {id(store): store for store in stores.values()}.values():
+            store.write_table()
+
+    def _prior(self, walk: Walk, screen: Screen) -> int | None:
+        spec = walk.job.spec
+        if self._config.search.prior != "virtual" or spec.device.kind is not DeviceKind.CUDA:
+            return None
+        store = Store(RESULTS / f"{walk.job.sweep}-virtual")
+        with store.lock():
+            limit = virtual_limit(spec, visible_gpus()[0].name, store, walk.search)
+            store.write_table()
+        screen.say(
+            f"search.prior=virtual: {'nothing is known' if limit is None else f'{limit} fits'} on the virtual GPU"
+        )
+        return limit
+
+    def _show(self, walks: list[Walk], screen: Screen) -> None:
+        """What `dry_run` prints."""
+        going = [(walk, size) for walk in walks if (size := walk.next()) is not None]
+        for walk, size in going:
+            screen.planned(replace(walk.job.spec, batch_size=size))
+        given = walks[0].search.batch_sizes
+        left = sum(len(set(given) - set(walk.outcomes)) for walk, _ in going) if given else 0
+        about = f"at most {left}" if given else f"about {len(going) * (3 + walks[0].search.points // 2)}"
+        screen.say(f"{len(going)} of {len(walks)} series are not finished; {about} cells to measure")
 
     def _conclude(self, walks: list[Walk], stores: Mapping[str, Store], screen: Screen) -> list[CellRecord]:
         """Charts and the table of this sweep's series; gives the records they stand on."""
@@ -151,7 +192,10 @@ class UntilOom(Sweeper):
         wanted = {walk.job.spec.series_id for walk in walks}
         all_records: list[CellRecord] = []
         for store in stores.values():
+            store.write_table()
             records = [record for record in store.records() if record.series_id in wanted]
+            if not records:
+                continue
             all_records += records
             report.print_summary(screen.console, records)
             drawn = plots.draw(store, PLOTS / store.name)
@@ -160,13 +204,17 @@ class UntilOom(Sweeper):
         return all_records
 
 
+def _plain(config: DictConfig) -> dict[str, Any]:
+    content: Any = OmegaConf.to_container(config, resolve=True)
+    return dict(content)
+
+
 def _values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [override.get_value_element_as_str()]
     if not override.is_discrete_sweep():
-        raise SpecError(
-            override.get_key_element(), override.input_line, "sweep it with a list such as a,b or range(1,5)"
-        )
+        key = override.get_key_element()
+        raise SpecError(key, override.input_line, "sweep it with a list such as a,b or range(1,5)")
     return [str(value) for value in override.sweep_string_iterator()]
 
 
@@ -174,13 +222,8 @@ def _batch_sizes(override: Override) -> tuple[int, ...] | None:
     values = _values(override)
     if values == ["???"]:
         return None
-    sizes = []
     for value in values:
         if not value.isdigit() or int(value) < 1:
-            raise SpecError(
-                "batch_size",
-                value,
-                "give a whole number of 1 or more, or leave it out to search until out of memory",
-            )
-        sizes.append(int(value))
-    return tuple(sorted(set(sizes)))
+            valid = "give a whole number of 1 or more, or leave it out to search until out of memory"
+            raise SpecError("batch_size", value, valid)
+    return tuple(sorted({int(value) for value in values}))

@@ -1,0 +1,108 @@
+"""The walks of one sweep: which cell of which series is next, what is known already, and when to stop.
+
+No Hydra here and no processes: the sweeper plugin composes and launches what this asks for.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sweep import environment
+from sweep.config import Job
+from sweep.plan import Limits, Outcome, Search, limits, next_batch_size, outcome_of
+from sweep.record import CellRecord, Status
+from sweep.spec import SpecError, cell_id, to_json
+from sweep.store import Store
+
+RETRIED_ONCE = (Status.FAILED, Status.TIMEOUT)
+SIMILAR = ("accumulation", "expandable_segments")
+"""Fields of a spec that move a series' limit little or not at all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """How much a sweep may spend. Cells that are stored already cost nothing."""
+
+    minutes: float | None = None
+    cells: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("minutes", "cells"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise SpecError(f"budget.{name}", value, "give a number above 0, or null for no limit")
+
+
+class Spent:
+    """What a sweep has spent of its budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._start = time.monotonic()
+        self.cells = 0
+
+    @property
+    def exhausted(self) -> str | None:
+        """Which limit is reached, in words."""
+        if self._budget.cells is not None and self.cells >= self._budget.cells:
+            return f"budget.cells={self._budget.cells} is spent"
+        if self._budget.minutes is not None and time.monotonic() - self._start >= 60 * self._budget.minutes:
+            return f"budget.minutes={self._budget.minutes:g} are spent"
+        return None
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """One series on its way."""
+
+    overrides: list[str]
+    """Hydra's overrides of all its cells: everything but the batch size."""
+    job: Job
+    search: Search
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    guess: int | None = None
+    _failed_once: set[int] = field(default_factory=set)
+
+    def next(self) -> int | None:
+        return next_batch_size(self.outcomes, self.search, self.guess)
+
+    def take(self, size: int, record: CellRecord) -> None:
+        """Learn from a record; a failure counts only when it happens again."""
+        if record.status in RETRIED_ONCE and size not in self._failed_once:
+            self._failed_once.add(size)
+            return
+        self.outcomes[size] = outcome_of(record)
+
+    @property
+    def limits(self) -> Limits:
+        return limits(self.outcomes)
+
+
+def recall(walks: Iterable[Walk], stores: Mapping[str, Store]) -> int:
+    """Take every stored record that answers one of these walks' cells as measured here; gives their number."""
+    found = 0
+    by_series = {walk.job.spec.series_id: walk for walk in walks}
+    for store in stores.values():
+        for record in store.records():
+            walk = by_series.get(record.series_id)
+            if walk is None or not record.status.final or stores[walk.job.sweep] is not store:
+                continue
+            if record.cell_id == cell_id(record.spec, environment.identity(record.spec.device)):
+                walk.take(record.spec.batch_size, record)
+                found += 1
+    return found
+
+
+def guess_from_similar(walk: Walk, others: Iterable[Walk]) -> int | None:
+    """The limit of a finished series that differs in axes that matter little, the most similar one first."""
+    mine = to_json(walk.job.spec)
+    best: tuple[int, int] | None = None
+    for other in others:
+        known = other.limits
+        if other is walk or not known.settled or known.fits == 0:
+            continue
+        theirs = to_json(other.job.spec)
+        different = [key for key in mine if mine[key] != theirs[key] and key != "batch_size"]
+        if set(different) <= set(SIMILAR) and (best is None or len(different) < best[0]):
+            best = (len(different), known.fits)
+    return None if best is None else best[1]
