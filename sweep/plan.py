@@ -15,7 +15,7 @@ from sweep.spec import DeviceKind, SpecError
 TOO_LARGE = (Status.OOM, Status.THRASHING)
 PATIENCE = 6
 """Cells that `fit` may spend before it stops trusting its line and halves the interval."""
-GUESS_PATIENCE = 3
+GUESS_PATIENCE = 2
 """Cells that may be spent on a guess from a similar series before the series' own line is drawn."""
 
 

@@ -15,8 +15,8 @@ from sweep.spec import SpecError, cell_id, to_json
 from sweep.store import Store
 
 RETRIED_ONCE = (Status.FAILED, Status.TIMEOUT)
-SIMILAR = ("accumulation", "expandable_segments")
-"""Fields of a spec that move a series' limit little or not at all."""
+DISTANCE = {"accumulation": 1, "expandable_segments": 2}
+"""Fields of a spec that move a series' limit little or not at all, and how much compared to each other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +103,9 @@ def guess_from_similar(walk: Walk, others: Iterable[Walk]) -> int | None:
             continue
         theirs = to_json(other.job.spec)
         different = [key for key in mine if mine[key] != theirs[key] and key != "batch_size"]
-        if set(different) <= set(SIMILAR) and (best is None or len(different) < best[0]):
-            best = (len(different), known.fits)
+        if not set(different) <= set(DISTANCE):
+            continue
+        distance = sum(DISTANCE[key] for key in different)
+        if best is None or distance < best[0]:
+            best = (distance, known.fits)
     return None if best is None else best[1]

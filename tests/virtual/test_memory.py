@@ -181,3 +181,19 @@ def test_sharing_memory_between_processes_is_refused(on_gpu: Script) -> None:
         """
     )
     assert "operation not supported on the virtual GPU: cudaIpcGetMemHandle" in answer["error"]
+
+
+def test_managed_memory_stays_on_the_host(on_gpu: Script) -> None:
+    answer = on_gpu(
+        """
+        import ctypes
+        import torch
+        torch.cuda.init()
+        free = torch.cuda.mem_get_info()[0]
+        runtime, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        codes = [runtime.cudaMallocManaged(ctypes.byref(address), ctypes.c_size_t(1 << 30), 1)]
+        ctypes.memset(address, 1, 100)
+        answer = {"taken": free - torch.cuda.mem_get_info()[0], "codes": [*codes, runtime.cudaFree(address)]}
+        """
+    )
+    assert answer == {"taken": 0, "codes": [0, 0]}

@@ -67,12 +67,6 @@ def _check_preload(spec: importlib.machinery.ModuleSpec) -> None:
         )
 
 
-def _refuse_static_runtime(spec: importlib.machinery.ModuleSpec) -> None:
-    raise ImportError(
-        f"{spec.name} is not supported on the virtual device: it brings a CUDA runtime of its own, which needs a GPU."
-    )
-
-
 def _our_module(name: str) -> Any:
     if _HERE not in sys.path:
         sys.path.append(_HERE)
@@ -105,7 +99,6 @@ def _start() -> None:
             "torch.distributed.distributed_c10d",
             after=lambda module: _our_module("sweep_virtual_world").form_world_alone(module),
         ),
-        _AroundImport("bitsandbytes", before=_refuse_static_runtime),
     ]
     if os.environ.get("VGPU_REPORT_FOLDER"):
         _our_module("sweep_virtual_report").report_at_exit()

@@ -21,11 +21,20 @@ EXPORT int cudaFree(void *address) {
 
 EXPORT int cudaHostAlloc(void **address, size_t size, unsigned flags UNUSED) {
   device_enter();
-  *address = size ? memory_pin(size) : NULL;
+  *address = size ? memory_pin(size, MEMORY_PINNED) : NULL;
   return *address || !size ? VGPU_SUCCESS : vgpu_fail(VGPU_OUT_OF_MEMORY);
 }
 
 EXPORT int cudaMallocHost(void **address, size_t size) { return cudaHostAlloc(address, size, 0); }
+
+/* Managed memory wanders between host and device. Here it stays on the host and costs the device nothing. */
+EXPORT int cudaMallocManaged(void **address, size_t size, unsigned flags UNUSED) {
+  device_enter();
+  *address = size ? memory_pin(size, MEMORY_MANAGED) : NULL;
+  return *address ? VGPU_SUCCESS : vgpu_fail(size ? VGPU_OUT_OF_MEMORY : VGPU_INVALID_VALUE);
+}
+EXPORT int cudaMemPrefetchAsync(const void *address UNUSED, size_t size UNUSED) { return VGPU_SUCCESS; }
+EXPORT int cudaMemAdvise(const void *address UNUSED, size_t size UNUSED, int advice UNUSED) { return VGPU_SUCCESS; }
 
 EXPORT int cudaFreeHost(void *address) {
   if (address && !memory_free(address)) return vgpu_fail(VGPU_INVALID_VALUE);
@@ -55,7 +64,7 @@ typedef struct {
   long reserved[8];
 #endif
 } pointer_attributes;
-enum { POINTER_UNREGISTERED, POINTER_HOST, POINTER_DEVICE };
+enum { POINTER_UNREGISTERED, POINTER_HOST, POINTER_DEVICE, POINTER_MANAGED };
 
 EXPORT int cudaPointerGetAttributes(pointer_attributes *attributes, const void *address) {
   range block;
@@ -65,7 +74,7 @@ EXPORT int cudaPointerGetAttributes(pointer_attributes *attributes, const void *
     return VGPU_SUCCESS;
   }
   bool host = block.kind == MEMORY_PINNED || block.kind == MEMORY_REGISTERED;
-  attributes->type = host ? POINTER_HOST : POINTER_DEVICE;
+  attributes->type = host ? POINTER_HOST : block.kind == MEMORY_MANAGED ? POINTER_MANAGED : POINTER_DEVICE;
   attributes->device = host ? device_current() : block.device;
   attributes->device_pointer = (void *)address;
   attributes->host_pointer = host ? (void *)address : NULL;

@@ -142,3 +142,16 @@ EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version UN
 EXPORT int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
   return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
+
+/* Only NVIDIA's own CUDA runtime asks for these tables. PyTorch's is played here, so some other library has brought
+ * its own, or has called a function of the runtime that is not played. Both could only work on a GPU. */
+EXPORT int cuGetExportTable(const void **table, const void *id UNUSED) {
+  Dl_info caller = {0};
+  dladdr(__builtin_return_address(0), &caller);
+  *table = NULL;
+  fprintf(stderr,
+          "virtual GPU: the CUDA runtime in %s was called; a library that has its own, or calls what is not answered, "
+          "is not supported on the virtual device\n",
+          caller.dli_fname ? caller.dli_fname : "a library");
+  return vgpu_unsupported("cuGetExportTable", VGPU_NOT_SUPPORTED);
+}

@@ -152,13 +152,13 @@ void *memory_allocate(int device, size_t bytes, int kind) {
   return (void *)start;
 }
 
-void *memory_pin(size_t bytes) {
+void *memory_pin(size_t bytes, int kind) {
   size_t size = (bytes + 4095) & ~(size_t)4095;
   void *address = mmap(NULL, size ? size : 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (address == MAP_FAILED) return NULL;
   pthread_mutex_lock(&lock);
   range *block = range_new((uintptr_t)address, size ? size : 4096);
-  block->kind = MEMORY_PINNED;
+  block->kind = kind;
   range_insert(&blocks, block);
   pinned += block->size;
   if (peak_pinned < pinned) peak_pinned = pinned;
@@ -194,7 +194,7 @@ bool memory_free(const void *address) {
   bool known = block && block->start == (uintptr_t)address && block->kind != MEMORY_REGISTERED;
   if (known) {
     range_remove(&blocks, block);
-    if (block->kind == MEMORY_PINNED) {
+    if (block->kind == MEMORY_PINNED || block->kind == MEMORY_MANAGED) {
       pinned -= block->size;
       munmap((void *)block->start, block->size);
     } else {

@@ -90,7 +90,7 @@ range *range_containing(range *root, uintptr_t address);
 range *range_at_or_after(range *root, uintptr_t address); /* the lowest that starts at or after address */
 
 /* memory.c */
-enum { MEMORY_DEVICE, MEMORY_POOL, MEMORY_RESERVED, MEMORY_PINNED, MEMORY_REGISTERED, MEMORY_STATIC };
+enum { MEMORY_DEVICE, MEMORY_POOL, MEMORY_RESERVED, MEMORY_PINNED, MEMORY_MANAGED, MEMORY_REGISTERED, MEMORY_STATIC };
 typedef struct {
   size_t total_bytes, used_bytes, peak_used_bytes, process_bytes, peak_process_bytes;
   size_t context_bytes, nccl_bytes, pinned_bytes, peak_pinned_bytes;
@@ -102,7 +102,7 @@ void memory_use_device(int device);                   /* creates the context of 
 bool memory_has_context(int device);
 void *memory_allocate(int device, size_t bytes, int kind);
 bool memory_free(const void *address);                /* false: not the start of a block */
-void *memory_pin(size_t bytes);
+void *memory_pin(size_t bytes, int kind);            /* host memory: pinned or managed */
 void memory_register(void *address, size_t bytes);
 bool memory_unregister(void *address);
 bool memory_find(const void *address, range *found);  /* copies the block's description */
