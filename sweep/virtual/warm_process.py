@@ -158,6 +158,7 @@ class Server:
                     *lines, buffer = (buffer + received).split(b"\n")
                     for line in lines:
                         self.fork(json.loads(line))
+        signal.set_wakeup_fd(-1)
         for pid in self.children:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
