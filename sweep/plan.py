@@ -15,6 +15,8 @@ from sweep.spec import DeviceKind, SpecError
 TOO_LARGE = (Status.OOM, Status.THRASHING)
 PATIENCE = 6
 """Cells that `fit` may spend before it stops trusting its line and halves the interval."""
+REACH = 8
+"""How far beyond the largest size known to fit a line is trusted. The smallest sizes may peak elsewhere in the step."""
 GUESS_PATIENCE = 2
 """Cells that may be spent on a guess from a similar series before the series' own line is drawn."""
 
@@ -114,7 +116,7 @@ def next_batch_size(outcomes: Mapping[int, Outcome], search: Search, guess: int 
     elif search.method is SearchMethod.BISECT:
         size = _bisect(known)
     else:
-        size = _fit(outcomes, known, search, guess)
+        size = _fit(outcomes, known, guess)
     return min(size, search.max_batch_size)
 
 
@@ -128,14 +130,19 @@ def _bisect(known: Limits) -> int:
     return (known.fits + known.too_large) // 2
 
 
-def _fit(outcomes: Mapping[int, Outcome], known: Limits, search: Search, guess: int | None) -> int:
+def _fit(outcomes: Mapping[int, Outcome], known: Limits, guess: int | None) -> int:
     if len(outcomes) >= PATIENCE:
         return _bisect(known)
     believed = guess if guess is not None and len(outcomes) < GUESS_PATIENCE else predicted_limit(outcomes)
     if believed is None:
         return next((size for size in (1, 2) if size > known.fits and size not in outcomes), _bisect(known))
-    largest_possible = (known.too_large - 1) if known.too_large is not None else search.max_batch_size
-    return max(known.fits + 1, min(believed, largest_possible))
+    if known.too_large is None:
+        if known.fits and believed > REACH * known.fits:
+            return believed // 2
+        return max(known.fits + 1, believed)
+    if believed - (known.too_large - 1) > max(2, believed // 8):  # too high again and again: the line is wrong
+        return _bisect(known)
+    return max(known.fits + 1, min(believed, known.too_large - 1))
 
 
 def predicted_limit(outcomes: Mapping[int, Outcome]) -> int | None:

@@ -217,7 +217,7 @@ def _line(axes: Axes, one: Series, values: Mapping[int, float], look: Look, name
     sizes = [size for size in one.records if size <= max(values, default=0)]
     along = [values.get(size, math.nan) for size in sizes]
     axes.plot(sizes, along, linestyle=look.dashes, gid=f"{name} {one.series_id}", **look.style)
-    bad = [size for size in values if one.records[size].status is Status.THRASHING]
+    bad = [size for size in values if size in one.thrashing]
     style = look.style | {"markerfacecolor": "white", "linestyle": "none"}
     if bad:
         axes.plot(bad, [values[b] for b in bad], zorder=3, gid=f"thrashing {name} {one.series_id}", **style)
@@ -349,7 +349,7 @@ def _mark_keys(series: Group, oom: bool, band: bool) -> list[Any]:
         keys.append(Patch(color="#888888", alpha=0.35, label=f"smallest to largest of {ranks} ranks"))
     if oom:
         keys.append(Line2D([], [], color=BLACK, label="out of memory", **CROSS))
-    if any(r.status is Status.THRASHING for one in series for r in one.measured):
+    if any(one.thrashing for one in series):
         style: dict[str, Any] = {"color": GREY, "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
         keys.append(Line2D([], [], label="thrashing: runs, too slow to use", **style))
     return keys

@@ -61,6 +61,12 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     ]
     measured = [
         Column(name="largest batch that fits, per device", short="largest\nthat fits", cell=lambda r: r.largest),
+        Column(
+            name="largest that runs at all",
+            short="runs\nat all",
+            cell=lambda r: _number(r.running, "d"),
+            wanted=1,
+        ),
         Column(name="overall", short="over-\nall", cell=lambda r: _number(r.overall, "d")),
         Column(name="effective", short="effec-\ntive", cell=lambda r: _number(r.effective, "d"), wanted=4),
         Column(
@@ -93,6 +99,8 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     told = [column for column in measured if column.wanted == 0 or any(map(column.cell, rows))]
     if all(row.effective == row.overall for row in rows):
         told = [column for column in told if column.name != "effective"]
+    if all(row.running == row.series.largest for row in rows):
+        told = [column for column in told if column.name != "largest that runs at all"]
     last = Column(name="next size", short="next size", cell=lambda r: r.next_size, align="left")
     return [*configuration, *told, last]
 

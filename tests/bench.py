@@ -3,6 +3,7 @@
 Absolute seconds are printed for orientation; only the ratios mean something on another machine.
 """
 
+import functools
 import statistics
 import sys
 import tempfile
@@ -12,12 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from accelerate.utils import find_executable_batch_size
 from conftest import read_model
 from rich.console import Console
 from rich.table import Table
 
+from sweep import virtual
+from sweep.launch import run_cell
 from sweep.measure.memory import CpuCounters, PhaseMemory
-from sweep.record import Phase
+from sweep.plan import Outcome, Search, SearchMethod, limits, next_batch_size, outcome_of
+from sweep.record import CellRecord, Phase, Status
 from sweep.spec import CellSpec, from_json
 from sweep.store import Store
 from sweep.worker.engines import make_engine
@@ -94,6 +99,79 @@ def reading() -> tuple[float, float]:
         return side_by_side(few.records, many.records)
 
 
+class Counted:
+    """Cells of one series on the virtual GPU: how many were run, and how long they took."""
+
+    def __init__(self, folder: Path) -> None:
+        content = {
+            "model": read_model("llama3.2-1b"),
+            "engine": {"name": "ddp"},
+            "device": {"kind": "virtual", "gpu": {"key": "a100-80gb"}},
+            "world_size": 1,
+            "batch_size": 1,
+            "seq_len": 2048,
+            "gradient_checkpointing": True,
+            # Without them, fragmentation lets some sizes fail that are smaller than the largest that fits.
+            "expandable_segments": True,
+            "measured_iterations": 1,
+        }
+        self._spec = from_json(CellSpec, content)
+        self._store = Store(folder)
+        self.cells, self.seconds = 0, 0.0
+
+    def run(self, size: int) -> CellRecord:
+        start = time.perf_counter()
+        record = run_cell(replace(self._spec, batch_size=size), self._store, [])
+        self.cells += 1
+        self.seconds += time.perf_counter() - start
+        return record
+
+
+def our_search(series: Counted, method: SearchMethod) -> int:
+    outcomes: dict[int, Outcome] = {}
+    while (size := next_batch_size(outcomes, Search(method=method, points=0))) is not None:
+        outcomes[size] = outcome_of(series.run(size))
+    return limits(outcomes).fits
+
+
+def executable_batch_size(series: Counted) -> int:
+    """accelerate's decorator as it is: from 128, a tenth less after each out-of-memory."""
+
+    @find_executable_batch_size(starting_batch_size=128)  # type: ignore[untyped-decorator]
+    def train(batch_size: int) -> int:
+        if series.run(batch_size).status is Status.OOM:
+            raise RuntimeError("CUDA out of memory.")
+        return batch_size
+
+    found: int = train()
+    return found
+
+
+def halving(series: Counted) -> int:
+    size = 128
+    while size > 1 and series.run(size).status is Status.OOM:
+        size //= 2
+    return size
+
+
+def searches(console: Console) -> None:
+    """Every search on one series (llama3.2-1b, one A100-80GB, checkpointing), each from an empty store."""
+    table = Table("search", "cells", "seconds", "cells / fit's", "largest reported")
+    ways: dict[str, Callable[[Counted], int]] = {
+        **{method.value: functools.partial(our_search, method=method) for method in reversed(SearchMethod)},
+        "accelerate's find_executable_batch_size": executable_batch_size,
+        "halving from 128": halving,
+    }
+    fit_cells = 0
+    for name, search in ways.items():
+        with tempfile.TemporaryDirectory() as folder:
+            series = Counted(Path(folder))
+            largest = search(series)
+        fit_cells = fit_cells or series.cells
+        table.add_row(name, str(series.cells), f"{series.seconds:.1f}", f"{series.cells / fit_cells:.1f}", str(largest))
+    console.print(table)
+
+
 def main() -> int:
     table = Table("what", "first, s", "second, s", "second / first")
     for name, measure in {
@@ -102,7 +180,12 @@ def main() -> int:
     }.items():
         first, second = measure()
         table.add_row(name, f"{first:.4f}", f"{second:.4f}", f"{second / first:.2f}")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if (problem := virtual.check()) is None:
+        searches(console)
+    else:
+        console.print(f"no searches: {problem}")
     return 0
 
 

@@ -368,3 +368,18 @@ def test_outcomes_in_words() -> None:
 )
 def test_sizes_in_words(size: int, text: str) -> None:
     assert size_text(size) == text
+
+
+def test_a_size_far_off_the_line_of_the_smaller_ones_is_not_usable() -> None:
+    # Seconds per iteration of the published 8B study: the last size runs, and takes half as long again.
+    seconds = {11: 8.825, 12: 9.663, 13: 10.587, 14: 17.139}
+    (one,) = series_of(walk({size: (60, 70, t) for size, t in seconds.items()}, oom=15))
+    assert (one.largest, one.largest_running, set(one.thrashing)) == (13, 14, {14})
+    (row,) = table([one])
+    assert row.next_size == "14: runs, but a sample takes 53% longer; 15: OOM in backward, asked for 1.96 GiB"
+
+
+def test_small_batches_that_use_the_device_badly_are_no_slowdown() -> None:
+    (one,) = series_of(walk({1: (10, 20, 1.0), 2: (10, 20, 1.1), 4: (10, 20, 2.5), 8: (10, 20, 4.9)}))
+    assert one.largest == 8
+    assert not one.thrashing

@@ -47,7 +47,9 @@ def test_a_wide_screen_shows_what_the_study_measured() -> None:
     shown = printed(study(), 110, "study")
     assert shown.startswith("study: llama3-8b, ZeRO-3, 8 x A100-SXM4-80GB, sequence length 2048\nbf16, AdamW\n")
     row = next(line.split() for line in shown.splitlines() if " 12 " in line)
-    assert row[:9] == ["yes", "no", "12", "96", "76.24", "63.35", "96%", "9.66", "20,361"]
+    assert row[:9] == ["yes", "no", "12", "12", "96", "76.24", "63.35", "9.66", "20,361"]
+    row = next(line.split() for line in shown.splitlines() if " 13 " in line)
+    assert row[:5] == ["yes", "yes", "13", "14", "104"], "14 runs, 13 is usable"
 
 
 def test_a_narrow_screen_keeps_the_answer() -> None:
@@ -104,6 +106,7 @@ def test_markdown_holds_every_figure() -> None:
         "gradient checkpointing",
         "expandable segments",
         "largest batch that fits, per device",
+        "largest that runs at all",
         "overall",
         "reserved peak (GiB)",
         "allocated peak (GiB)",
@@ -113,7 +116,7 @@ def test_markdown_holds_every_figure() -> None:
         "next size",
     ]
     last = "13: OOM in backward, asked for 1.96 GiB"
-    assert rows[1] == ["yes", "no", "12", "96", "76.24", "63.35", "96%", "9.66", "20,361", last]
+    assert rows[1] == ["yes", "no", "12", "12", "96", "76.24", "63.35", "96%", "9.66", "20,361", last]
     assert len(rows) == 3
     assert "- torch: 2.9.1" in text
     assert "- device: NVIDIA A100-SXM4-80GB" in text

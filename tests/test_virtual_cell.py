@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sweep import virtual
 from sweep.launch import run_cell
+from sweep.plan import Outcome, Search, SearchMethod, limits, next_batch_size, outcome_of
 from sweep.record import CellRecord, Phase, RankRecord, Status
 from sweep.spec import CellSpec
 from sweep.store import Store
@@ -205,3 +207,26 @@ def test_a_sweep_on_the_virtual_gpu_until_out_of_memory(run_sweep: Run, tmp_path
         assert outcomes[largest + 1] in ("oom", "thrashing")
     assert "time is not measured" in done.stdout
     assert str(REPOSITORY) not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_all_searches_find_the_same_limit(make_spec: MakeSpec, tmp_path: Path, checkpointing: bool) -> None:
+    gpu = {"key": "a100-80gb", "total_memory_bytes": 2 * 2**30}
+    spec = make_spec(
+        device={"kind": "virtual", "gpu": gpu},
+        seq_len=512,
+        gradient_checkpointing=checkpointing,
+        expandable_segments=True,
+        measured_iterations=1,
+    )
+    found, cells = set(), {}
+    for method in SearchMethod:
+        outcomes: dict[int, Outcome] = {}
+        while (size := next_batch_size(outcomes, Search(method=method, points=0))) is not None:
+            outcomes[size] = outcome_of(run_cell(replace(spec, batch_size=size), Store(tmp_path), []))
+        assert limits(outcomes).settled
+        found.add(limits(outcomes))
+        cells[method] = len(outcomes)
+    assert len(found) == 1
+    assert cells[SearchMethod.FIT] < cells[SearchMethod.ASCEND]
