@@ -83,5 +83,5 @@ def test_five_steps_of_a_1b_model_repeat_byte_for_byte(
 def test_an_8b_model_on_eight_gpus(train: Train) -> None:
     answer = json.loads(train("zero3", "8b", checkpointing=True, expandable=True, steps=3))
     assert answer["losses"] == [0.0]
-    # 16 bytes a parameter over 8 ranks, and the weights in bf16 of the layers in use
-    assert 16 * 8.03e9 / 8 < answer["peaks"]["allocated_bytes.all.peak"] < 16 * 8.03e9 / 8 + (6 << 30)
+    # 16 bytes a parameter over 8 ranks, and the gathered layers, buckets and activations
+    assert 16 * 8.03e9 / 8 < answer["peaks"]["allocated_bytes.all.peak"] < 16 * 8.03e9 / 8 + (8 << 30)

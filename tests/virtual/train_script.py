@@ -101,7 +101,12 @@ def main(engine: str, size: str, batch_size: int, length: int, checkpointing: bo
     stats = {name: number for name, number in torch.cuda.memory_stats().items() if isinstance(number, int)}
     answer: dict[str, Any] = {
         "losses": sorted(set(losses)),
-        "peaks": {name: stats[name] for name in stats if name.endswith(".peak")},
+        # not inactive_split: autocast frees its cached weights in the order of their host addresses
+        "peaks": {
+            name: stats[name]
+            for pool in ("all", "small_pool", "large_pool")
+            for name in (f"{kind}_bytes.{pool}.peak" for kind in ("allocated", "active", "reserved", "requested"))
+        },
     }
     answer |= {"retries": stats["num_alloc_retries"], "free": torch.cuda.mem_get_info()[0]}
     print("answer:", json.dumps(answer, sort_keys=True))
