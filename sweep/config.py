@@ -11,6 +11,7 @@ from sweep import environment, virtual
 from sweep.spec import CellSpec, DeviceKind, EngineName, GpuSpec, Precision, SpecError, from_json
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+LARGEST_GPU_BYTES = 2**40
 NOT_OF_THE_CELL = ("gpu", "device", "sweep", "search", "budget", "force", "dry_run")
 
 
@@ -39,10 +40,14 @@ def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
     content["device"] = dict(values["device"])
     if content["device"].get("kind") == DeviceKind.VIRTUAL.value:
         content["device"]["gpu"] = values["gpu"]
-        _require_profile(from_json(GpuSpec, values["gpu"], "gpu."))
+    kinds = [kind.value for kind in DeviceKind]
+    if content["device"].get("kind") not in kinds:
+        raise SpecError("device.kind", content["device"].get("kind"), "choose one of auto, " + ", ".join(kinds))
     kind = DeviceKind(content["device"]["kind"])
     content["world_size"] = environment.require_device(kind, _optional_count("world_size", values["world_size"]))
     spec = from_json(CellSpec, content)
+    if spec.device.gpu is not None:
+        _require_virtual_gpu(spec.device.gpu, spec.world_size)
     if kind is DeviceKind.CPU:
         environment.require_host_memory(
             spec.model.parameters, state_bytes_per_parameter(spec), spec.world_size, spec.model.name
@@ -53,10 +58,24 @@ def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
     return Job(sweep=sweep, spec=spec)
 
 
-def _require_profile(gpu: GpuSpec) -> None:
-    known = virtual.gpus()
-    if gpu.key not in known:
-        raise SpecError("gpu.key", gpu.key, "choose one of " + ", ".join(sorted(known)))
+def _require_virtual_gpu(gpu: GpuSpec, world_size: int) -> None:
+    """Refuse what the virtual GPU would refuse, and build its library: before anything is run or written."""
+    profile = virtual.gpus().get(gpu.key)
+    if profile is None:
+        raise SpecError("gpu.key", gpu.key, "choose one of " + ", ".join(sorted(virtual.gpus())))
+    if world_size > virtual.MAX_GPUS:
+        raise SpecError("world_size", world_size, f"the virtual device has at most {virtual.MAX_GPUS} GPUs")
+    most = gpu.total_memory_bytes or profile.total_memory_bytes
+    if not 2**30 <= most <= LARGEST_GPU_BYTES:
+        valid = f"give {2**30} (1 GiB) to {LARGEST_GPU_BYTES} (1 TiB)"
+        raise SpecError("gpu.total_memory_bytes", gpu.total_memory_bytes, valid)
+    if gpu.other_processes_bytes + profile.assumed_context_bytes >= most:
+        valid = f"gpu={gpu.key} has {most} bytes in all, of which a CUDA context needs {profile.assumed_context_bytes}"
+        raise SpecError("gpu.other_processes_bytes", gpu.other_processes_bytes, valid)
+    try:
+        virtual.environment(profile, world_size=world_size)
+    except (virtual.VirtualGpuError, OSError) as error:
+        raise environment.DeviceError(f"device=virtual cannot be used: {' '.join(str(error).split())}") from error
 
 
 def _optional_count(field: str, value: Any) -> int | None:

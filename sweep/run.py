@@ -24,10 +24,10 @@ def run(config: DictConfig) -> str:
 
 
 def main() -> None:
-    from sweep.usage import fail_on_unknown_option
+    from sweep.usage import fail_on_mistakes
 
     sys.argv[1:] = ["dry_run=true" if argument == "--dry-run" else argument for argument in sys.argv[1:]]
-    fail_on_unknown_option(sys.argv[1:])
+    fail_on_mistakes(sys.argv[1:])
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(run)()
 
 

@@ -8,6 +8,7 @@ differ in batch size alone. Sizes are in bytes, durations in seconds, lengths in
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -162,9 +163,11 @@ class CellSpec:
                 self.warmup_iterations,
                 "give 1 or more, so that the optimizer has stepped",
             )
-        if self.timeout_seconds <= 0:
+        if not (self.timeout_seconds > 0 and math.isfinite(self.timeout_seconds)):
             raise SpecError("timeout_seconds", self.timeout_seconds, "give a number of seconds above 0")
-        if self.gradient_clipping is not None and self.gradient_clipping <= 0:
+        if self.seed < 0:
+            raise SpecError("seed", self.seed, "give a whole number of 0 or more")
+        if self.gradient_clipping is not None and not 0 < self.gradient_clipping < math.inf:
             raise SpecError("gradient_clipping", self.gradient_clipping, "give a norm above 0, or null for none")
         longest = self.model.config.get("max_position_embeddings")
         if longest is not None and self.seq_len > longest:

@@ -97,14 +97,13 @@ class CellDirectory:
 
     def read_record(self) -> CellRecord | None:
         try:
-            text = self.record_path.read_text(encoding="utf-8")
+            return from_json(CellRecord, json.loads(self.record_path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        try:
-            return from_json(CellRecord, json.loads(text))
-        except (json.JSONDecodeError, SpecError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())
             raise StoreError(
-                f"{self.record_path} cannot be read ({error}); delete it to measure the cell again"
+                f"{self.record_path} cannot be read ({reason}); delete it to measure the cell again"
             ) from error
 
 

@@ -33,7 +33,18 @@ SMALL = ("device=cpu", "world_size=1", "seq_len=32", "warmup_iterations=1", "mea
         ),
         (["device=cpu", "engine.zero_stage=2"], "engine.zero_stage=2 is not valid: only engine=deepspeed"),
         (["device=cpu", "sweep=../up"], "sweep=../up is not valid: give a plain folder name"),
-        (["batchsize=1"], "Could not override 'batchsize'"),
+        (["batchsize=1"], "batchsize is not known: did you mean batch_size?"),
+        (["MODEL=tiny"], "MODEL is not known: did you mean model?"),
+        (["model=llama3-8b,nope"], "model=nope is not known: choose one of"),
+        (["precision=glob(*)"], "precision=glob(*) names no values"),
+        (["seed=interval(1,4)"], "seed=interval(1,4) names no values"),
+        (["seed=-1"], "seed=-1 is not valid: give a whole number of 0 or more"),
+        (["gradient_clipping=nan"], "gradient_clipping=nan is not valid"),
+        (["hydra/sweeper=basic"], "hydra/sweeper=basic cannot run a sweep"),
+        (["device.kind=gpu"], "device.kind=gpu is not valid: choose one of auto, cuda, virtual, cpu"),
+        (["device=virtual", "gpu.total_memory_bytes=1000"], "gpu.total_memory_bytes=1000 is not valid"),
+        (["device=virtual", "gpu.other_processes_bytes=999999999999"], "gpu.other_processes_bytes=999999999999 is not"),
+        (["device=virtual", "world_size=1000"], "world_size=1000 is not valid: the virtual device has at most 64"),
         (["nonsense"], "missing EQUAL"),
         (["search.method=guess"], "search.method=guess is not valid: choose one of ascend, bisect, fit"),
         (["search.points=-1"], "search.points=-1 is not valid"),
@@ -114,35 +125,76 @@ def test_a_failed_cell_makes_the_exit_code_say_so(run_sweep: Run, tmp_path: Path
     assert json.loads(next(tmp_path.glob("results/*/cells/*/record.json")).read_text())["status"] == "failed"
 
 
-def test_killed_at_any_moment_it_resumes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sweep.run", *SMALL, "grid=none", "batch_size=1,2,3,4"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+def start_sweep(tmp_path: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """A sweep of which the third cell is under way when this returns."""
     sweep = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "sweep.run", *SMALL, "grid=none", "batch_size=1,2,3,4", *arguments],
         cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
         start_new_session=True,
     )
     cells = tmp_path / "results/tiny-cpu/cells"
-    while len(list(cells.glob("*/record.json"))) < 2:
+    while len(list(cells.glob("*/record.json"))) < 2 or len(list(cells.glob("*"))) < 3:
         assert sweep.poll() is None
         time.sleep(0.05)
-    while len(list(cells.glob("*"))) < 3:  # the third cell is under way
-        time.sleep(0.05)
+    return sweep
+
+
+def statuses(tmp_path: Path) -> dict[int, str]:
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("results/tiny-cpu/cells/*/record.json")]
+    return {record["spec"]["batch_size"]: record["status"] for record in records}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_shows_what_there_is_and_goes_on_later(run_sweep: Run, tmp_path: Path, number: int) -> None:
+    sweep = start_sweep(tmp_path)
     children = psutil.Process(sweep.pid).children(recursive=True)
-    os.kill(sweep.pid, signal.SIGKILL)
-    sweep.wait()
+    sweep.send_signal(number)
+    shown, _ = sweep.communicate(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == [], "nothing outlives the sweep"
+    assert sweep.returncode == 130
+    assert "Interrupted: this is what there is so far" in shown
+    assert "largest" in shown
+    assert statuses(tmp_path) == {1: "ok", 2: "ok", 3: "interrupted"}
+    done = run_sweep(*SMALL, "grid=none", "batch_size=1,2,3,4")
+    assert done.returncode == 0, done.stderr
+    assert statuses(tmp_path) == {1: "ok", 2: "ok", 3: "ok", 4: "ok"}
+
+
+def test_a_spent_budget_ends_the_sweep_in_good_order(run_sweep: Run, tmp_path: Path) -> None:
+    done = run_sweep(*SMALL, "grid=none", "batch_size=1,2,3", "budget.cells=1")
+    assert done.returncode == 0, done.stderr
+    assert "budget.cells=1 is spent: 1 of 1 series are not finished" in done.stdout
+    assert statuses(tmp_path) == {1: "ok"}
+
+
+def test_a_dry_run_shows_the_first_cells_and_runs_nothing(run_sweep: Run, tmp_path: Path) -> None:
+    done = run_sweep(*SMALL, "grid=quick", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "tiny ddp, fp32, checkpointing, batch 1" in done.stdout
+    assert "2 of 2 series are not finished" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_at_any_moment_it_resumes(run_sweep: Run, tmp_path: Path) -> None:
+    sweep = start_sweep(tmp_path)
+    cells = tmp_path / "results/tiny-cpu/cells"
+    children = psutil.Process(sweep.pid).children(recursive=True)
+    sweep.kill()
+    sweep.communicate()
     _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == [], "nothing outlives the sweep"
     done_before = {path: path.read_bytes() for path in cells.glob("*/record.json")}
     assert len(done_before) == 2
 
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = run_sweep(*SMALL, "grid=none", "batch_size=1,2,3,4")
     assert done.returncode == 0, done.stderr
-    records = list(cells.glob("*/record.json"))
-    assert sorted(json.loads(path.read_text())["spec"]["batch_size"] for path in records) == [1, 2, 3, 4]
+    assert statuses(tmp_path) == {1: "ok", 2: "ok", 3: "ok", 4: "ok"}
+    assert len(list(cells.glob("*/record.json"))) == 4
     assert all(path.read_bytes() == content for path, content in done_before.items())
     assert list(cells.glob("*/.*partial")) == []
     assert "2 cells of these series are stored already" in done.stdout

@@ -25,15 +25,15 @@ from sweep.config import job_from
 from sweep.environment import DeviceError, choose_device, visible_gpus
 from sweep.plan import Search
 from sweep.prior import virtual_limit
-from sweep.record import CellRecord
+from sweep.record import CellRecord, Status
 from sweep.screen import Screen
 from sweep.spec import DeviceKind, SpecError, from_json
 from sweep.store import PLOTS, RESULTS, Store, StoreError
-from sweep.usage import fail
+from sweep.usage import fail, values_of
 from sweep.walks import Budget, Spent, Walk, guess_from_similar, recall
 
 INTERRUPTED, INCOMPLETE = 130, 3
-"""Exit codes: ended by the user; a cell failed or timed out."""
+"""Exit codes: ended by the user; a cell failed, or nothing that was asked for makes sense."""
 
 
 class UntilOom(Sweeper):
@@ -63,6 +63,13 @@ class UntilOom(Sweeper):
             code = self._measure(walks, stores, Spent(budget), screen)
         except (SpecError, DeviceError, StoreError) as error:
             fail(str(error))
+        except OSError as error:
+            fail(
+                f"the results cannot be written: {error.strerror or error} ({error.filename}); free or change that place."
+            )
+        except KeyboardInterrupt:
+            screen.say("Interrupted before anything was measured.")
+            code = INTERRUPTED
         if code:
             raise SystemExit(code)
 
@@ -81,7 +88,8 @@ class UntilOom(Sweeper):
             records = self._conclude(walks, stores, screen)
         if interrupted:
             return INTERRUPTED
-        return INCOMPLETE if any(not record.status.final for record in records) else 0
+        useful = any(record.status is not Status.UNSUPPORTED for record in records)
+        return 0 if useful and all(record.status.final for record in records) else INCOMPLETE
 
     def _plan(self, arguments: list[str], screen: Screen) -> list[Walk]:
         """Compose and validate every series before anything is run or written."""
@@ -124,7 +132,7 @@ class UntilOom(Sweeper):
             if key == "batch_size":
                 batch_sizes = _batch_sizes(override)
             else:
-                axes[key] = [f"{key}={value}" for value in _values(override)]
+                axes[key] = [f"{key}={value}" for value in values_of(override)]
         return axes, batch_sizes
 
     def _walk(self, walks: list[Walk], stores: Mapping[str, Store], spent: Spent, screen: Screen) -> None:
@@ -209,17 +217,8 @@ def _plain(config: DictConfig) -> dict[str, Any]:
     return dict(content)
 
 
-def _values(override: Override) -> list[str]:
-    if not override.is_sweep_override():
-        return [override.get_value_element_as_str()]
-    if not override.is_discrete_sweep():
-        key = override.get_key_element()
-        raise SpecError(key, override.input_line, "sweep it with a list such as a,b or range(1,5)")
-    return [str(value) for value in override.sweep_string_iterator()]
-
-
 def _batch_sizes(override: Override) -> tuple[int, ...] | None:
-    values = _values(override)
+    values = values_of(override)
     if values == ["???"]:
         return None
     for value in values:

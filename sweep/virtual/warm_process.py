@@ -164,8 +164,14 @@ class Server:
                 os.killpg(pid, signal.SIGKILL)
 
 
+def end_with_parent() -> None:
+    """The closed socket is noticed only after the imports: a parent that ends before must not leave us behind."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, prctl(2)
+
+
 def main() -> None:
     """``python -m sweep.virtual.warm_process SOCKET MODULE...``."""
+    end_with_parent()
     server = Server(socket.socket(fileno=int(sys.argv[1])))
     os.set_inheritable(server.connection.fileno(), False)
     try:
