@@ -17,7 +17,6 @@ _ONLY_COMPUTES = re.compile(
     |cublasSet(MathMode|PointerMode|Stream|Workspace|SmCountTarget|AtomicsMode)(_v2)?
     |cublasLtMatmul|cublasLtMatmul(Desc|Preference|AlgoConfig)SetAttribute|cublasLtMatrixLayoutSetAttribute
     |cudnnSetStream|cusparseSetStream|cusparseSetPointerMode|cusolverDnSetStream
-    |cusolverDn[CDSZ](potrf|potrs|potrfBatched|potrsBatched|getrf|getrs)
     """,
     re.VERBOSE,
 )

@@ -46,7 +46,8 @@ def deepspeed_step(stage: int, size: str, batch_size: int, checkpointing: bool) 
         "zero_allow_untested_optimizer": True,
     }
     deepspeed.init_distributed("nccl")
-    with deepspeed.zero.Init(config_dict_or_path=config, enabled=stage == 3):
+    where = deepspeed.zero.Init(config_dict_or_path=config) if stage == 3 else torch.device("cuda")
+    with where:
         model = build(size, checkpointing)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
