@@ -11,7 +11,7 @@ INSTALLED := .venv/.installed
 GROUPS_ := MODEL ENGINE DEVICE GPU GRID EXPERIMENT
 options := $(strip $(foreach g,$(GROUPS_),$(if $($(g)),$(shell echo $(g) | tr A-Z a-z)=$($(g)))))
 values := $(strip $(filter-out $(foreach g,$(GROUPS_) PYTHON ARGS,$(g)=%),$(MAKEOVERRIDES)))
-overrides := $(if $(options)$(values)$(ARGS),$(options) $(values),experiment=first)
+overrides := $(options) $(values) $(if $(MODEL)$(EXPERIMENT),,experiment=first)
 
 .PHONY: setup sweep plots report test test-all lint bench clean
 
@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml
 	touch $@
 
 sweep: $(INSTALLED)
-	@$(BIN)/python -m sweep.run $(foreach o,$(overrides),'$(o)') $(ARGS)
+	@$(BIN)/python -m sweep.run $(foreach o,$(overrides),'$(subst ','\'',$(o))') $(ARGS)
 
 plots: $(INSTALLED)
 	@$(BIN)/python -m sweep.plots

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pynvml
 
 from sweep import virtual
+from sweep.nvml import Device, Nvml, NvmlError
 from sweep.spec import DeviceKind, DeviceSpec
 
 LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed")
@@ -55,42 +55,43 @@ def torch_cuda_version() -> str | None:
 def visible_gpus() -> list[Gpu]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; by UUID, since NVML's order is not CUDA's."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        nvml = Nvml()
+        gpus = [_gpu(device) for device in nvml.devices()]
+    except NvmlError:
         return []
-    try:
-        gpus = [_gpu(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    finally:
-        pynvml.nvmlShutdown()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return gpus
-    visible = []
+    visible: list[Gpu] = []
     for entry in filter(None, (part.strip() for part in chosen.split(","))):
-        if entry.isdigit():
-            matches = gpus[int(entry) : int(entry) + 1]
-        else:
-            matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
-        if not matches:  # CUDA ignores everything from the first entry on that it does not know
+        found = _named(entry, gpus, nvml)
+        if found is None:  # CUDA ignores everything from the first entry on that it does not know
             break
-        visible.append(matches[0])
+        visible.append(found)
     return visible
 
 
-def _gpu(index: int) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    return Gpu(name=pynvml.nvmlDeviceGetName(handle), uuid=pynvml.nvmlDeviceGetUUID(handle))
+def _named(entry: str, gpus: list[Gpu], nvml: Nvml) -> Gpu | None:
+    """What one entry of CUDA_VISIBLE_DEVICES means: an index, the beginning of a UUID, or an instance of a GPU."""
+    if entry.isdigit():
+        return gpus[int(entry)] if int(entry) < len(gpus) else None
+    if entry.startswith("MIG-"):
+        try:
+            return _gpu(nvml.device(entry))
+        except NvmlError:
+            return None
+    return next((gpu for gpu in gpus if gpu.uuid.startswith(entry)), None)
+
+
+def _gpu(device: Device) -> Gpu:
+    return Gpu(name=device.name, uuid=device.uuid)
 
 
 def driver_version() -> str | None:
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        return Nvml().driver_version
+    except NvmlError:
         return None
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def choose_device() -> tuple[DeviceKind, str]:
@@ -141,6 +142,8 @@ def identity(device: DeviceSpec) -> dict[str, object]:
     facts: dict[str, object] = {name: version(name) for name in LIBRARIES}
     if device.kind is DeviceKind.CUDA:
         facts |= {"gpus": [gpu.name for gpu in visible_gpus()], "driver": driver_version()}
+    elif device.gpu is not None:
+        facts["virtual_gpu"] = virtual.fingerprint(virtual.gpus()[device.gpu.key])
     elif device.kind is DeviceKind.CPU:
         facts |= {"processor": platform.machine(), "cores": os.cpu_count()}
     return facts

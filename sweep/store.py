@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.record import CellRecord, RankRecord
-from sweep.spec import CellSpec, SpecError, from_json, to_json
+from sweep.spec import CellSpec, from_json, to_json
 
 RESULTS = Path("results")
 PLOTS = Path("plots")
@@ -175,7 +175,7 @@ def row(record: CellRecord) -> dict[str, object]:
         "active_peak_bytes": largest.active_peak_bytes if largest else None,
         "reserved_peak_bytes": largest.reserved_peak_bytes if largest else None,
         "reserved_peak_smallest_rank_bytes": min(reserved, default=None),
-        "nvml_used_peak_bytes": largest.nvml.used_peak_bytes if largest and largest.nvml else None,
+        "nvml_used_peak_bytes": largest.nvml_used_peak_bytes if largest else None,
         "capacity_bytes": largest.capacity_bytes if largest else None,
         "alloc_retries": largest.alloc_retries if largest else None,
         "timing": "measured" if record.time_is_measured else "none",
@@ -189,5 +189,6 @@ def row(record: CellRecord) -> dict[str, object]:
         "failure_phase": failure.phase.value if failure and failure.phase else None,
         "failure_requested_bytes": failure.requested_bytes if failure else None,
         "reason": record.reason,
+        "imported_from": record.imported_from,
         "duration_seconds": record.duration_seconds,
     }

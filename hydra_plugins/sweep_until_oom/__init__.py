@@ -64,9 +64,7 @@ class UntilOom(Sweeper):
         except (SpecError, DeviceError, StoreError) as error:
             fail(str(error))
         except OSError as error:
-            fail(
-                f"the results cannot be written: {error.strerror or error} ({error.filename}); free or change that place."
-            )
+            fail(f"the results cannot be written: {error.strerror} ({error.filename}); free or change that place.")
         except KeyboardInterrupt:
             screen.say("Interrupted before anything was measured.")
             code = INTERRUPTED

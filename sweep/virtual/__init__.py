@@ -7,7 +7,7 @@
 Nothing here imports PyTorch or any other part of ``sweep``.
 """
 
-from sweep.virtual.environment import DEFAULT_LAG, LAGS, MAX_GPUS, check, environment, gpu_variables
+from sweep.virtual.environment import DEFAULT_LAG, LAGS, MAX_GPUS, check, environment, fingerprint, gpu_variables
 from sweep.virtual.errors import VirtualGpuError
 from sweep.virtual.profiles import ASSUMED_CONTEXT_BYTES, GpuProfile, gpu, gpus
 
@@ -20,6 +20,7 @@ __all__ = [
     "VirtualGpuError",
     "check",
     "environment",
+    "fingerprint",
     "gpu",
     "gpu_variables",
     "gpus",

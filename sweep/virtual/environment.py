@@ -1,5 +1,7 @@
 """The environment of a child process that shall see virtual GPUs."""
 
+import functools
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +28,19 @@ def check() -> str | None:
     except VirtualGpuError as error:
         return machine_obstacle() or str(error)
     return machine_obstacle()
+
+
+@functools.cache
+def _sources_digest() -> str:
+    digest = hashlib.sha256(DEFAULT_LAG.encode())
+    for path in sorted((*Path(__file__).parent.rglob("*.[ch]"), *_HOOK.glob("*.py"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def fingerprint(gpu: GpuProfile) -> str:
+    """Changes with whatever may change a figure of this GPU: its profile, the library's sources, the lag."""
+    return hashlib.sha256(f"{_sources_digest()} {gpu}".encode()).hexdigest()[:16]
 
 
 def nccl_communicator_bytes(world_size: int) -> int:

@@ -52,11 +52,12 @@ void fatbin_register(const void *binary) {
   }
 }
 
-/* Machine code runs on its own major architecture from its minor one up; PTX is compiled for anything newer. */
+/* Machine code runs on its own major architecture from its minor one up; PTX is compiled for anything newer. 0: no
+ * code runs there. */
 int fatbin_architecture(int device_architecture) {
   for (int candidate = device_architecture; candidate >= device_architecture / 10 * 10; candidate--)
     if (candidate < MAX_ARCHITECTURE && has_code[candidate]) return candidate;
   for (int candidate = device_architecture; candidate > 0; candidate--)
     if (candidate < MAX_ARCHITECTURE && has_ptx[candidate]) return candidate;
-  return device_architecture;
+  return seen ? 0 : device_architecture;
 }

@@ -54,6 +54,8 @@ static int launch(vgpu_dim3 grid, vgpu_dim3 block, void *stream) {
 
 EXPORT int cudaLaunchKernel(const void *function UNUSED, vgpu_dim3 grid, vgpu_dim3 block, void **arguments UNUSED,
                             size_t shared_bytes UNUSED, void *stream) {
+  const vgpu_config *config = vgpu_configuration();
+  if (!fatbin_architecture(config->cc_major * 10 + config->cc_minor)) return vgpu_fail(VGPU_NO_KERNEL_IMAGE);
   return launch(grid, block, stream);
 }
 EXPORT int __cudaLaunchKernel(const void *kernel UNUSED, vgpu_dim3 grid, vgpu_dim3 block, void **arguments UNUSED,
@@ -91,6 +93,7 @@ EXPORT int cudaFuncGetAttributes(function_attributes *attributes, const void *fu
   attributes->max_threads_per_block = 1024;
   attributes->registers = 32;
   attributes->ptx_version = fatbin_architecture(config->cc_major * 10 + config->cc_minor);
+  if (!attributes->ptx_version) return vgpu_fail(VGPU_NO_KERNEL_IMAGE);
   attributes->binary_version = attributes->ptx_version;
   attributes->max_dynamic_shared_bytes = (int)config->shared_per_block_optin_bytes;
   return VGPU_SUCCESS;

@@ -1,4 +1,4 @@
-/* cuBLAS, cuDNN, cuSPARSE and cuSOLVER: the calls that answer something. Those that only compute or set something are
+/* cuBLAS, cuSPARSE and cuSOLVER: the calls that answer something. Those that only compute or set something are
  * generated (see ../stubs.py), and so are the refusals of all the others. */
 #define _GNU_SOURCE
 #include "clock.h"
@@ -20,7 +20,7 @@ static int free_handle(void *handle) {
 }
 
 /* The version of the installed library, from the library itself: PyTorch compares it with what it was built for. */
-static size_t installed_version(const char *const *libraries, const char *call, size_t fallback) {
+size_t vgpu_installed_version(const char *const *libraries, const char *call, size_t fallback) {
   for (; *libraries; libraries++) {
     void *library = dlopen(*libraries, RTLD_LAZY | RTLD_NOLOAD);
     size_t (*version)(void) = library ? (size_t(*)(void))dlsym(library, call) : NULL;
@@ -88,7 +88,7 @@ EXPORT const char *cublasGetStatusString(int status) {
 
 EXPORT size_t cublasLtGetVersion(void) {
   static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so.12", NULL};
-  return installed_version(names, "cublasLtGetVersion", VGPU_CUDA_MAJOR * 10000);
+  return vgpu_installed_version(names, "cublasLtGetVersion", VGPU_CUDA_MAJOR * 10000);
 }
 
 EXPORT int cublasLtMatmulDescCreate(void **handle) { return new_handle(handle); }
@@ -138,27 +138,6 @@ EXPORT int cublasLtMatmulAlgoCheck(void *handle UNUSED, void *operation UNUSED, 
                                    heuristic_result *result) {
   memset(result, 0, sizeof *result);
   return VGPU_SUCCESS;
-}
-
-EXPORT int cudnnCreate(void **handle) {
-  device_enter();
-  return new_handle(handle);
-}
-EXPORT int cudnnDestroy(void *handle) { return free_handle(handle); }
-
-static size_t cudnn_answer(const char *call, size_t fallback) {
-  static const char *const names[] = {"libcudnn.so.9", "libcudnn.so.8", NULL};
-  return installed_version(names, call, fallback);
-}
-EXPORT size_t cudnnGetVersion(void) { return cudnn_answer("cudnnGetVersion", 90000); }
-EXPORT size_t cudnnGetCudartVersion(void) { return cudnn_answer("cudnnGetCudartVersion", VGPU_CUDA_VERSION); }
-EXPORT const char *cudnnGetErrorString(int status) {
-  return status ? vgpu_unsupported_message() : "CUDNN_STATUS_SUCCESS";
-}
-EXPORT void cudnnGetLastErrorString(char *message, size_t size) {
-  if (!size) return;
-  strncpy(message, vgpu_unsupported_message(), size - 1);
-  message[size - 1] = 0;
 }
 
 EXPORT int cusparseCreate(void **handle) { return cublasCreate_v2(handle); }

@@ -31,6 +31,7 @@ enum {
   VGPU_INVALID_VALUE = 1,
   VGPU_OUT_OF_MEMORY = 2,
   VGPU_INVALID_DEVICE = 101,
+  VGPU_NO_KERNEL_IMAGE = 209,
   VGPU_INVALID_HANDLE = 400,
   VGPU_NOT_FOUND = 500,
   VGPU_NOT_READY = 600,
@@ -66,7 +67,7 @@ EXPORT bool vgpu_is_armed(void);
 
 /* fatbin.c */
 void fatbin_register(const void *binary);
-int fatbin_architecture(int device_architecture);     /* of the code that such a device would run */
+int fatbin_architecture(int device_architecture);     /* of the code that such a device would run; 0: there is none */
 
 /* errors.c */
 int vgpu_fail(int code);                              /* remembers the thread's last runtime error */
@@ -124,6 +125,9 @@ void copy_fill(void *to, const void *pattern, size_t pattern_size, size_t size);
 
 /* reuse.c: PyTorch's allocator hands a block out again: its old values are gone. */
 void reuse_watch(void);
+
+/* libraries.c: what an installed library's own version call says; no GPU is needed to ask */
+size_t vgpu_installed_version(const char *const *libraries, const char *call, size_t fallback);
 
 /* nccl.c */
 void nccl_note_copy(void *to, size_t bytes);          /* a copy within the device, perhaps inside a group of calls */
