@@ -18,6 +18,7 @@ GIB = 2**30
 MIB = 2**20
 
 VIRTUAL_SENTENCE = "virtual GPU: memory is PyTorch's own bookkeeping, time is not measured"
+IMPORTED_SENTENCE = "measured and published by others, not run here"
 CPU_SENTENCE = "CPU device: allocated is resident memory, reserved is mapped address space (the limit's unit)"
 
 # What `CellSpec.axes` already shows, as paths into the JSON of a spec.
@@ -136,6 +137,26 @@ class Series:
         return self.spec.device.kind is DeviceKind.CPU
 
     @property
+    def imported_from(self) -> tuple[str, ...]:
+        """Who published these figures; empty where they were measured here."""
+        return tuple(dict.fromkeys(r.imported_from for r in self.records.values() if r.imported_from))
+
+    @property
+    def used(self) -> str:
+        """The counter beside reserved: `allocated`, or `active` where others published only that one."""
+        ranks = [rank for record in self.measured for rank in record.ranks]
+        only_active = any(rank.active_peak_bytes for rank in ranks) and all(
+            rank.allocated_peak_bytes is None for rank in ranks
+        )
+        return "active" if only_active else "allocated"
+
+    @property
+    def fastest(self) -> CellRecord | None:
+        """The record with the fewest seconds per sample."""
+        timed = [record for record in self.measured if record.samples_per_second]
+        return max(timed, key=lambda record: record.samples_per_second or 0, default=None)
+
+    @property
     def capacity_bytes(self) -> int | None:
         """Of one device, as the ranks saw it; else as it was asked for."""
         ranks = (_headline(record) for record in self.records.values())
@@ -169,6 +190,7 @@ def series_of(records: Iterable[CellRecord]) -> list[Series]:
 def _by_device(records: Sequence[CellRecord]) -> list[Series]:
     records = sorted(records, key=lambda r: r.started_at)
     named = {r.cell_id: rank.device_name for r in records if (rank := _headline(r)) is not None}
+    named |= {r.cell_id: str(r.environment["gpu"]) for r in records if r.imported_from and "gpu" in r.environment}
     # A cell that died before its ranks could report belongs to the device that was there last.
     default = next((named[r.cell_id] for r in reversed(records) if r.cell_id in named), None)
     by_device: dict[str | None, list[CellRecord]] = {}
@@ -322,6 +344,10 @@ def caveats(series: Sequence[Series]) -> list[str]:
         said.append(VIRTUAL_SENTENCE)
     if any(one.is_cpu for one in series):
         said.append(CPU_SENTENCE)
+    sources = dict.fromkeys(source for one in series for source in one.imported_from)
+    if sources:
+        others = any(not one.imported_from for one in series)
+        said.append(f"{'partly ' if others else ''}{IMPORTED_SENTENCE}: {', '.join(sources)}")
     return said
 
 
@@ -387,6 +413,8 @@ class Row:
     effective: int | None = None
     """Accumulation counted as well."""
     allocated_gib: float | None = None
+    active_gib: float | None = None
+    """Only where allocated is not known."""
     reserved_gib: float | None = None
     capacity_share: float | None = None
     """Reserved, as a part of the device's capacity."""
@@ -433,6 +461,8 @@ def row_of(one: Series, varying: Sequence[str]) -> Row:
     rank, seconds = best.largest_rank, best.seconds_per_iteration
     reserved = rank.reserved_peak_bytes if rank else None
     allocated = rank.allocated_peak_bytes if rank else None
+    active = rank.active_peak_bytes if rank else None
+    nvml = rank.nvml_used_peak_bytes if rank else None
     return Row(
         series=one,
         configuration=configuration,
@@ -441,9 +471,10 @@ def row_of(one: Series, varying: Sequence[str]) -> Row:
         overall=best.spec.batch_size * best.spec.world_size,
         effective=best.spec.effective_batch_size,
         allocated_gib=allocated / GIB if allocated is not None else None,
+        active_gib=active / GIB if allocated is None and active is not None else None,
         reserved_gib=reserved / GIB if reserved is not None else None,
         capacity_share=reserved / rank.capacity_bytes if rank and reserved is not None else None,
-        nvml_gib=rank.nvml.used_peak_bytes / GIB if rank and rank.nvml else None,
+        nvml_gib=nvml / GIB if nvml is not None else None,
         timing="not measured" if seconds is None else f"{seconds:#.3g}".rstrip("."),
         seconds_per_iteration=seconds,
         tokens_per_second=best.tokens_per_second,

@@ -1,18 +1,19 @@
-"""The console script: `sweep plots`, `sweep report`; everything else is the Hydra application, `sweep model=...`."""
+"""The console script: `sweep plots`, `sweep import` and the like; everything else is the Hydra application."""
 
+import importlib
 import sys
+
+COMMANDS = {
+    "plots": "sweep.plots",
+    "report": "sweep.report",
+    "import": "sweep.importing",
+}
 
 
 def main() -> None:
     command, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
-    if command == "plots":
-        from sweep import plots
-
-        sys.exit(plots.main(rest))
-    if command == "report":
-        from sweep import report
-
-        sys.exit(report.main(rest))
+    if command in COMMANDS:
+        sys.exit(importlib.import_module(COMMANDS[command]).main(rest))
     from sweep import run
 
     run.main()

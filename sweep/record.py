@@ -84,6 +84,17 @@ class NvmlMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReportedMemory:
+    """Peaks over a whole run that somebody else measured and published, in bytes: no phases, and not every counter."""
+
+    allocated_bytes: int | None = None
+    active_bytes: int | None = None
+    reserved_bytes: int | None = None
+    nvml_used_bytes: int | None = None
+    """Of the whole device; what others held of it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankRecord:
     """What one rank, that is one device, measured."""
 
@@ -108,18 +119,33 @@ class RankRecord:
     """The allocator's configuration as read back from it; None on the CPU device."""
     failure: Failure | None = None
     oom: bool = False
+    reported: ReportedMemory | None = None
+    """Imported records only, in place of `peaks` and `nvml`."""
 
     @property
     def allocated_peak_bytes(self) -> int | None:
+        if self.reported:
+            return self.reported.allocated_bytes
         return max((peak.allocated_bytes for peak in self.peaks.values()), default=None)
 
     @property
     def active_peak_bytes(self) -> int | None:
+        if self.reported:
+            return self.reported.active_bytes
         return max((p.active_bytes for p in self.peaks.values() if p.active_bytes is not None), default=None)
 
     @property
     def reserved_peak_bytes(self) -> int | None:
+        if self.reported:
+            return self.reported.reserved_bytes
         return max((peak.reserved_bytes for peak in self.peaks.values()), default=None)
+
+    @property
+    def nvml_used_peak_bytes(self) -> int | None:
+        """Sampled; less the baseline where that is known."""
+        if self.reported:
+            return self.reported.nvml_used_bytes
+        return self.nvml.used_peak_bytes if self.nvml else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +167,8 @@ class CellRecord:
     duration_seconds: float
     """Wall time of the whole cell, process start included: what the cell cost, not what training costs."""
     schema_version: int = SCHEMA_VERSION
+    imported_from: str | None = None
+    """Who published these figures; None for what was run here."""
 
     @property
     def time_is_measured(self) -> bool:

@@ -80,6 +80,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
             cell=lambda r: _number(r.allocated_gib, ".2f"),
             wanted=3,
         ),
+        Column(name="active peak (GiB)", short="active\nGiB", cell=lambda r: _number(r.active_gib, ".2f"), wanted=3),
         Column(
             name=f"{reserved}, of {whole}",
             short=f"of\n{whole}",
@@ -200,7 +201,7 @@ def _meaning(series: Sequence[Series]) -> list[str]:
     if not all(one.is_cpu for one in series):
         said.append("Allocated and reserved are the peaks that PyTorch's caching allocator counted, not samples.")
     said.append("Memory is that of the device that reserved most; devices are never summed or averaged.")
-    if any(r.nvml for one in series for record in one.measured for r in record.ranks):
+    if any(r.nvml_used_peak_bytes for one in series for record in one.measured for r in record.ranks):
         said.append("NVML is the highest sample of the device's used memory, less what was used before.")
     if any(one.time_is_measured for one in series):
         said.append("Seconds per iteration are the median of the measured optimizer steps, of the slowest rank.")

@@ -20,6 +20,7 @@ BELOW = {
     "worker": {"spec", "record", "store", "measure", "launch"},
     "launch": {"spec", "record", "store", "environment", "virtual"},
     "analysis": {"spec", "record"},
+    "importing": {"spec", "record", "store", "virtual"},
     "plots": {"spec", "record", "store", "analysis"},
     "report": {"spec", "record", "store", "analysis"},
     "virtual": set(),
