@@ -92,8 +92,6 @@ def gpu_variables(
         "VGPU_SINGLE_TFLOPS": gpu.fp32_tflops or "",
         "VGPU_MEMORY_GB_PER_SECOND": gpu.memory_bandwidth_gb_per_second or "",
         "VGPU_LINK_GB_PER_SECOND": gpu.nvlink_gb_per_second or "",
-        # cuDNN's attention, which PyTorch prefers on Hopper and Blackwell, is not played; flash attention is next.
-        "TORCH_CUDNN_SDPA_DEPRIORITIZED": 1,
     }
     if world_size is not None:
         values |= {

@@ -16,7 +16,7 @@ _ONLY_COMPUTES = re.compile(
     |cublas(Gemm|GemmStridedBatched|GemmBatched|Sgemm|Cgemm|Dot|Axpy|Scal)Ex(_64)?
     |cublasSet(MathMode|PointerMode|Stream|Workspace|SmCountTarget|AtomicsMode)(_v2)?
     |cublasLtMatmul|cublasLtMatmul(Desc|Preference|AlgoConfig)SetAttribute|cublasLtMatrixLayoutSetAttribute
-    |cudnnSetStream|cusparseSetStream|cusparseSetPointerMode|cusolverDnSetStream
+    |cusparseSetStream|cusparseSetPointerMode|cusolverDnSetStream
     """,
     re.VERBOSE,
 )

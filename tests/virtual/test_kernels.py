@@ -55,6 +55,19 @@ def test_attention_runs_on_every_generation(on_gpu: Script, gpu: str) -> None:
     assert answer["peak"] < 30 << 20, "no 512 x 512 matrix of scores was made"
 
 
+def test_convolutions_run(on_gpu: Script) -> None:
+    answer = on_gpu(
+        """
+        import torch
+        layer = torch.nn.Conv2d(3, 16, 3, padding=1, device="cuda")
+        image = torch.randn(2, 3, 32, 32, device="cuda", requires_grad=True)
+        layer(image).sum().backward()
+        answer = {"grad": list(layer.weight.grad.shape), "sum": layer.weight.grad.sum().item()}
+        """
+    )
+    assert answer == {"grad": [16, 3, 3, 3], "sum": 0.0}
+
+
 COMPILED = """
 import torch
 
