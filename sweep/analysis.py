@@ -30,6 +30,10 @@ SLOW = 1.25
 _DECIDING_SOFTWARE = ("torch", "transformers", "accelerate", "deepspeed", "driver", "processor", "cores")
 
 
+class AxisError(ValueError):
+    """A choice of series that the user can correct; one sentence."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """The cells that differ in batch size alone, measured on one kind of device."""
@@ -245,6 +249,25 @@ def varying_axes(series: Sequence[Series]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def chosen(series: Sequence[Series], where: Iterable[str]) -> list[Series]:
+    """The series with these values, each `axis=value` or `axis=value,value`. Raises `AxisError`."""
+    kept = list(series)
+    for text in where:
+        axis, equals, values = text.partition("=")
+        known = {name for one in series for name in (*one.axes, *one.details)}
+        if not equals or (series and axis not in known):
+            raise AxisError(
+                f"--where {text}: give AXIS=VALUE, AXIS one of {', '.join(series[0].axes if series else ())}"
+            )
+        wanted = {value.strip().lower() for value in values.split(",")}
+        kept = [one for one in kept if wanted & _spellings(axis, one.value(axis))]
+    return kept
+
+
+def _spellings(axis: str, value: object) -> set[str]:
+    return {text.lower() for text in ("null" if value is None else str(value), axis_cell(axis, value)) if text}
+
+
 def groups(series: Sequence[Series], axis: str) -> list[list[Series]]:
     """Two or more series each that differ in `axis` alone, ordered by its value."""
     alike: dict[tuple[object, ...], dict[object, Series]] = {}
@@ -262,6 +285,31 @@ def groups(series: Sequence[Series], axis: str) -> list[list[Series]]:
 def pairs(series: Sequence[Series], axis: str) -> list[tuple[Series, Series]]:
     """Pairs of series that differ in `axis` alone."""
     return [pair for group in groups(series, axis) for pair in itertools.combinations(group, 2)]
+
+
+def verdicts(panels: Sequence[Sequence[Series]], axis: str) -> list[str]:
+    """Whether changing `axis` ever beats the first series' best seconds per sample; in counts where there are many."""
+    said, paying = [], 0
+    for first, *others in panels:
+        base = first.fastest
+        rate = base.samples_per_second if base else None
+        for other in others:
+            best = other.fastest
+            other_rate = best.samples_per_second if best else None
+            if base is None or best is None or rate is None or other_rate is None:
+                continue
+            names = axis_label(axis, first.value(axis)), axis_label(axis, other.value(axis))
+            gain = other_rate / rate - 1
+            paying += gain > 0
+            how = "never gets below the dotted line" if gain <= 0 else "gets below the dotted line"
+            said.append(
+                f"{names[1]} {how}: at best {1 / other_rate:.4f} s a sample (batch size {best.spec.batch_size}), "
+                f"{abs(gain):.1%} {'more' if gain > 0 else 'less'} speed than {names[0]}, {1 / rate:.4f} s "
+                f"({base.spec.batch_size})"
+            )
+    if len(said) < 3:
+        return said
+    return [f"in {paying} of {len(said)} comparisons a sample takes less time than at the first one's best (dotted)"]
 
 
 def _ordered(values: Iterable[object]) -> list[object]:

@@ -1,5 +1,6 @@
 """What the charts show: lines, labels, limits and marks, not pixels."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from typing import Any, cast
 import matplotlib as mpl
 import pytest
 from conftest import REPOSITORY
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from test_analysis import (
     CHECKPOINTING,
     CPU,
@@ -33,7 +36,7 @@ from test_analysis import (
     walk,
 )
 
-from sweep import plots
+from sweep import analysis, plots
 from sweep.analysis import VIRTUAL_SENTENCE, groups, series_of
 from sweep.record import CellRecord, Phase, Status
 from sweep.spec import GpuSpec, Precision
@@ -212,6 +215,60 @@ def test_times_are_compared_where_they_were_measured() -> None:
     assert "seconds per iteration (s)" in words(figure)
 
 
+def test_a_dotted_line_carries_the_first_series_best_to_every_size() -> None:
+    (panel,) = panels = groups(series_of(study()), "gradient_checkpointing")
+    figure = plots.comparison(panels, "gradient_checkpointing", timed=True)
+    (reference,) = lines(figure.axes[0], "reference")
+    assert reference.get_linestyle() == ":"
+    ((_, _), (size, seconds)) = points(reference).items()
+    assert seconds / size == pytest.approx(1.452 / 2)
+    (_, checkpointed) = lines(figure.axes[0], "seconds")
+    assert all(seconds > size * 1.452 / 2 for size, seconds in points(checkpointed).items())
+    assert "checkpointing never gets below the dotted line: at best" in words(figure)
+    memory = plots.comparison(panels, "gradient_checkpointing", timed=False)
+    assert lines(memory.axes[0], "reference")[0].get_ydata()[0] == 72638 / 1024  # type: ignore[index]
+    worlds = series_of([*walk({1: (10, 20, 1.0)}, world_size=1), *walk({1: (10, 20, 1.0)}, world_size=8)])
+    assert not lines(plots.comparison(groups(worlds, "world_size"), "world_size", timed=True).axes[0], "reference")
+    assert panel[0].used == "allocated"
+
+
+def test_the_map_says_what_became_of_every_cell() -> None:
+    (figure,) = (figure for name, figure in plots.figures(series_of(study()), [plots.Kind.HEATMAP]))
+    gids = [str(patch.get_gid()).split(" ")[:3] for patch in figure.axes[0].patches]
+    assert [int(size) for _, status, size in gids if status == "oom"] == [3, 13]
+    shown = words(figure).split("\n")
+    assert {"OOM", "70.9", "(76.7)", "no checkpointing, expandable segments"} <= set(shown)
+    assert len(gids) == 3 + 13 + 14
+
+
+def test_time_for_a_fixed_number_of_samples_and_the_front() -> None:
+    drawn = dict(plots.figures(series_of(study()), [plots.Kind.SAMPLES, plots.Kind.PARETO, plots.Kind.DEVICES]))
+    assert [name for name in drawn if not name.startswith("devices")] == ["samples", "pareto"]
+    first = lines(drawn["samples"].axes[0], "minutes")[0]
+    assert points(first)[2] == pytest.approx(10_000 * 1.452 / 16 / 60)
+    (front,) = lines(drawn["pareto"].axes[0], "front")
+    rates = list(points(front).values())
+    assert rates == sorted(rates)
+    assert max(points(front)) == 72638 / 1024, "nothing is faster than two without checkpointing"
+    devices = drawn["devices-no-checkpointing_expandable-segments"].axes[0]
+    assert [points(lines(devices, f"rank{k}")[0])[1] for k in (0, 7)] == [55030 / 1024, (55030 - 2800) / 1024]
+
+
+def test_a_sweep_of_sixteen_series_draws_a_handful() -> None:
+    names = [name for name, _ in plots.figures(series_of(grid()))]
+    axes = ("precision", "gradient_checkpointing", "expandable_segments", "accumulation")
+    assert names == ["map", *(f"compare-{axis}-memory" for axis in axes)]
+
+
+def test_charts_and_series_are_chosen() -> None:
+    series = series_of(grid(CUDA))
+    assert len(analysis.chosen(series, ["precision=bf16"])) == 8
+    assert len(analysis.chosen(series, ["precision=BF16,fp32", "gradient_checkpointing=yes", "accumulation=4"])) == 4
+    assert len(list(plots.figures(series, [plots.Kind.SERIES]))) == 16
+    with pytest.raises(analysis.AxisError, match="--where colour=red: give AXIS=VALUE, AXIS one of model, engine"):
+        analysis.chosen(series, ["colour=red"])
+
+
 def test_devices_of_different_size_get_a_line_each() -> None:
     other = replace(VIRTUAL, gpu=GpuSpec(key="a100-40gb"))
     small = [
@@ -237,20 +294,32 @@ SHAPES: dict[str, list[CellRecord]] = {
 }
 
 
+def _labels_out_of_view(figure: Figure) -> set[Artist]:
+    """Matplotlib keeps the labels of ticks beyond an axis's limits, and does not draw them."""
+    found: set[Artist] = set()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        found |= {tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
+    return found
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_drawn_within_the_figure(shape: str) -> None:
-    for _, figure in plots._figures(series_of(SHAPES[shape])):
+    series = series_of(SHAPES[shape])
+    more = [plots.Kind.SAMPLES, plots.Kind.PARETO, plots.Kind.DEVICES]
+    drawn = dict([*plots.figures(series), *itertools.islice(plots.figures(series, more), 3)])
+    for figure in drawn.values():
         renderer = rendered(figure)
         edge = figure.bbox
-        for text in figure.findobj(mpl.text.Text):
+        unseen = _labels_out_of_view(figure)
+        for text in figure.findobj(Text):
             box = text.get_window_extent(renderer)
-            if text.get_visible() and text.get_text() and box.width:
+            if text not in unseen and text.get_visible() and text.get_text() and box.width:
                 assert edge.x0 - 2 <= box.x0, text
                 assert box.x1 <= edge.x1 + 2, text
                 assert edge.y0 - 2 <= box.y0, text
                 assert box.y1 <= edge.y1 + 2, text
-        (legend,) = figure.legends
-        for axes in figure.axes:
+        for legend, axes in itertools.product(figure.legends, figure.axes):
             assert not legend.get_window_extent().overlaps(axes.get_window_extent())
 
 
@@ -266,7 +335,10 @@ def test_draw_writes_readable_names_and_the_same_bytes_each_time(tmp_path: Path)
         "compare-expandable_segments-time.svg",
         "compare-gradient_checkpointing-memory.svg",
         "compare-gradient_checkpointing-time.svg",
+        "map.svg",
         "no-checkpointing_expandable-segments.svg",
+        "pareto.svg",
+        "samples.svg",
     ]
     before = {path: path.read_bytes() for path in written}
     plots.draw(store, out)

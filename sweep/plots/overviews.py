@@ -1,0 +1,178 @@
+"""The charts over all series at once: status and memory, throughput against memory, time for some samples, devices."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from sweep import analysis
+from sweep.analysis import GIB, Series, varying_axes
+from sweep.plots.panels import batch_axis, capacity, line, memory_limits
+from sweep.plots.style import BLACK, GREY, VALUE_COLOURS, VALUE_MARKERS, Group, Look, framed, mark_keys
+from sweep.record import CellRecord, Status
+
+MOST_LINES = len(VALUE_COLOURS)
+MOST_ROWS = 40
+MOST_COLUMNS = 26
+SAMPLES = 10_000
+
+
+def heat_map(series: Group) -> Figure:
+    """A row per series, a column per batch size: how full the device was, or what happened instead."""
+    shown = series[:MOST_ROWS]
+    sizes = sorted({size for one in shown for size in one.records if size <= one.last_telling})
+    if len(sizes) > MOST_COLUMNS:  # the ends of the series are what is looked for
+        ends = {size for one in shown for size in (one.largest, one.first_oom) if size}
+        step = math.ceil(len(sizes) / MOST_COLUMNS)
+        sizes = [size for i, size in enumerate(sizes) if i % step == 0 or size in ends][: 2 * MOST_COLUMNS]
+    figure = Figure(figsize=(max(8, 3.5 + 0.5 * len(sizes)), 2.4 + 0.34 * len(shown)))
+    axes = figure.subplots()
+    axes.grid(visible=False)
+    colours, scale = mpl.colormaps["cividis"], Normalize(0, 1)
+    for y, one in enumerate(shown):
+        for x, size in enumerate(sizes):
+            record = one.records.get(size)
+            if record is None or size > one.last_telling:
+                continue
+            share, text = _fullness(one, record)
+            face = "#dddddd" if share is None else colours(scale(share))
+            dark = share is not None and share < 0.55
+            hatch = "////" if record.status is Status.OOM else None
+            gid = f"cell {record.status.value} {size} {one.series_id}"
+            box: dict[str, Any] = {"facecolor": face, "edgecolor": "white", "hatch": hatch, "gid": gid}
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **box))
+            axes.text(x, y, text, ha="center", va="center", fontsize=7, color="white" if dark else BLACK)
+    axes.set_xlim(-0.5, len(sizes) - 0.5)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_xticks(range(len(sizes)), list(map(str, sizes)))
+    varying = varying_axes(series)
+    axes.set_yticks(range(len(shown)), [_short(one, varying, 44) for one in shown])
+    axes.set_xlabel("batch size per device")
+    notes = ["number: GiB reserved; lighter is fuller; hatched: out of memory; in brackets: runs, too slow to use"]
+    if len(series) > len(shown):
+        notes.append(f"the first {len(shown)} of {len(series)} series")
+    figure.colorbar(mpl.cm.ScalarMappable(scale, colours), ax=axes, label="reserved, part of capacity", fraction=0.04)
+    return framed(figure, series, analysis.settings(series), [], [*notes, *analysis.caveats(series)])
+
+
+def _fullness(one: Series, record: CellRecord) -> tuple[float | None, str]:
+    rank = record.largest_rank
+    if record.status not in (Status.OK, Status.THRASHING) or rank is None or rank.reserved_peak_bytes is None:
+        words = {Status.OOM: "OOM", Status.UNSUPPORTED: "no", Status.HOST_OOM: "host"}
+        return None, words.get(record.status, "failed")
+    text = f"{rank.reserved_peak_bytes / GIB:.3g}"
+    share = min(1.0, rank.reserved_peak_bytes / rank.capacity_bytes)
+    return share, f"({text})" if record.spec.batch_size in one.thrashing else text
+
+
+def _short(one: Series, varying: Sequence[str], most: int) -> str:
+    text = one.label(varying) or one.label(("model", "engine"))
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _chosen(series: Group) -> tuple[list[Series], list[str]]:
+    """As many series as one pair of axes takes: the fastest, in their own order, and a sentence where some are out."""
+    timed = [one for one in series if one.fastest]
+    best = sorted(timed, key=lambda one: -(one.fastest.samples_per_second or 0) if one.fastest else 0)[:MOST_LINES]
+    notes = [f"the {len(best)} fastest of {len(timed)} series"] if len(timed) > len(best) else []
+    return [one for one in timed if one in best], notes
+
+
+def _looks(series: Group, all_series: Group) -> list[Look]:
+    varying = varying_axes(all_series)
+    return [
+        Look(colour=VALUE_COLOURS[i], marker=VALUE_MARKERS[i], label=_short(one, varying, 60))
+        for i, one in enumerate(series)
+    ]
+
+
+def samples_figure(series: Group, samples: int = SAMPLES) -> Figure:
+    """Minutes to process a fixed number of samples, against batch size."""
+    figure = Figure(figsize=(8, 5.4))
+    axes = figure.subplots()
+    chosen, notes = _chosen(series)
+    looks = _looks(chosen, series)
+    for one, look in zip(chosen, looks, strict=True):
+        rates = {r.spec.batch_size: r.samples_per_second for r in one.measured}
+        minutes = {size: samples / rate / 60 for size, rate in rates.items() if rate}
+        line(axes, one, minutes, look, "minutes")
+    batch_axis(axes, chosen, most=16)
+    axes.set_ylim(0, 1.1 * axes.dataLim.y1)
+    axes.set_xlabel("batch size per device")
+    axes.set_ylabel(f"minutes for {samples:,} samples")
+    keys = [*(look.key for look in looks), *mark_keys(chosen, False, False)]
+    return framed(figure, series, analysis.settings(series), keys, [*notes, *analysis.caveats(series)])
+
+
+def pareto_figure(series: Group) -> Figure:
+    """Tokens per second against memory; the front is what no other cell beats in both."""
+    figure = Figure(figsize=(8, 5.4))
+    axes = figure.subplots()
+    chosen, notes = _chosen(series)
+    looks = _looks(chosen, series)
+    found: list[tuple[float, float, int]] = []
+    for one, look in zip(chosen, looks, strict=True):
+        cells = [
+            (rank.reserved_peak_bytes / GIB, record.tokens_per_second, record.spec.batch_size)
+            for record in one.measured
+            if record.tokens_per_second and (rank := record.largest_rank) and rank.reserved_peak_bytes
+        ]
+        axes.plot(
+            [c[0] for c in cells], [c[1] for c in cells], linestyle="none", gid=f"speed {one.series_id}", **look.style
+        )
+        bad = [c for c in cells if c[2] in one.thrashing]
+        style = look.style | {"markerfacecolor": "white", "linestyle": "none", "gid": f"thrashing {one.series_id}"}
+        axes.plot([c[0] for c in bad], [c[1] for c in bad], **style)
+        found += [c for c in cells if c[2] not in one.thrashing]
+    front: list[tuple[float, float, int]] = []
+    for cell in sorted(found, key=lambda c: (c[0], -c[1])):
+        if not front or cell[1] > front[-1][1]:
+            front.append(cell)
+    edge: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "linestyle": "-"}
+    axes.plot([c[0] for c in front], [c[1] for c in front], drawstyle="steps-post", gid="front", zorder=1.5, **edge)
+    for gib, rate, size in front:
+        axes.annotate(str(size), (gib, rate), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+    axes.set_xlim(0, 1.08 * max((c[0] for c in found), default=1))
+    axes.set_ylim(0, 1.15 * max((c[1] for c in found), default=1))
+    axes.set_xlabel("reserved per device, peak (GiB)")
+    axes.set_ylabel("tokens per second, all devices")
+    keys = [*(look.key for look in looks), Line2D([], [], label="Pareto front, with batch sizes", **edge)]
+    keys += mark_keys(chosen, False, False)
+    return framed(figure, series, analysis.settings(series), keys, [*notes, *analysis.caveats(series)])
+
+
+def devices_figure(one: Series) -> Figure:
+    """What each device reserved, against batch size."""
+    figure = Figure(figsize=(8, 5.4))
+    axes = figure.subplots()
+    ranks = sorted({rank.rank for record in one.measured for rank in record.ranks})
+    keys = []
+    for i, number in enumerate(ranks):
+        look = Look(
+            colour=VALUE_COLOURS[i % len(VALUE_COLOURS)],
+            marker=VALUE_MARKERS[i % len(VALUE_MARKERS)],
+            label=f"rank {number}",
+            dashes="-" if i < len(VALUE_COLOURS) else "--",
+            weight=0.8,
+        )
+        held = {
+            record.spec.batch_size: rank.reserved_peak_bytes / GIB
+            for record in one.measured
+            for rank in record.ranks
+            if rank.rank == number and rank.reserved_peak_bytes
+        }
+        axes.plot(
+            list(held), list(held.values()), linestyle=look.dashes, gid=f"rank{number} {one.series_id}", **look.style
+        )
+        keys.append(look.key)
+    capacity(axes, [one])
+    memory_limits(axes, [one])
+    batch_axis(axes, [one], most=16)
+    axes.set_xlabel("batch size per device")
+    axes.set_ylabel("reserved by each device, peak (GiB)")
+    return framed(figure, [one], analysis.settings([one]), keys, analysis.caveats([one]))

@@ -1,0 +1,172 @@
+"""What is drawn into one pair of axes: memory, time, capacity, where it ran out, batch sizes."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from sweep import analysis
+from sweep.analysis import GIB, Series, outcome
+from sweep.plots.style import BLACK, CROSS, VERMILLION, Group, Look, say
+from sweep.record import Status
+
+
+def memory(axes: Axes, one: Series, reserved: Look, allocated: Look) -> None:
+    """Lines of the headline rank, and a band from the smallest to the largest rank."""
+    for name, look in (("reserved", reserved), (one.used, allocated)):
+        gib = {
+            r.spec.batch_size: [(getattr(rank, f"{name}_peak_bytes") or math.nan) / GIB for rank in r.ranks]
+            for r in one.measured
+        }
+        headline = {r.spec.batch_size: r.ranks.index(rank) for r in one.measured if (rank := r.largest_rank)}
+        sizes = line(axes, one, {size: gib[size][rank] for size, rank in headline.items()}, look, name)
+        if any(len(values) > 1 for values in gib.values()):
+            low, high = ([pick(gib.get(size, [math.nan])) for size in sizes] for pick in (min, max))
+            # The edge makes a point without neighbours visible, where a band has no width.
+            axes.fill_between(sizes, low, high, color=look.colour, alpha=0.2, linewidth=2)
+
+
+def line(axes: Axes, one: Series, values: Mapping[int, float], look: Look, name: str) -> list[int]:
+    """A line, broken at sizes that did not run; open markers where they ran badly. The sizes on its way."""
+    sizes = [size for size in one.records if size <= max(values, default=0)]
+    along = [values.get(size, math.nan) for size in sizes]
+    axes.plot(sizes, along, linestyle=look.dashes, gid=f"{name} {one.series_id}", **look.style)
+    bad = [size for size in values if size in one.thrashing]
+    style = look.style | {"markerfacecolor": "white", "linestyle": "none"}
+    if bad:
+        axes.plot(bad, [values[b] for b in bad], zorder=3, gid=f"thrashing {name} {one.series_id}", **style)
+    return sizes
+
+
+def times(axes: Axes, one: Series, look: Look) -> None:
+    """Median of the measured iterations, with a bar from the fastest to the slowest."""
+    timed = {r.spec.batch_size: r for r in one.measured if r.time_is_measured}
+    line(axes, one, {size: r.seconds_per_iteration or 0 for size, r in timed.items()}, look, "seconds")
+    spans = [r.iteration_seconds or () for r in timed.values()]
+    axes.vlines(list(timed), [min(t) for t in spans], [max(t) for t in spans], colors=look.colour, alpha=0.6)
+
+
+def time_reference(axes: Axes, one: Series, look: Look) -> Line2D | None:
+    """The best seconds per sample of this series, carried to every batch size; its key."""
+    best = one.fastest
+    if best is None or best.seconds_per_iteration is None:
+        return None
+    end = axes.get_xlim()[1]
+    slope = best.seconds_per_iteration / best.spec.batch_size
+    style: dict[str, Any] = {"color": look.colour, "linestyle": ":", "linewidth": 1.6}
+    axes.plot([0, end], [0, slope * end], gid=f"reference {one.series_id}", zorder=1.5, scalex=False, **style)
+    return Line2D([], [], label=f"{look.label}: as fast per sample as its best", **style)
+
+
+def memory_reference(axes: Axes, one: Series, look: Look) -> Line2D | None:
+    """What the best point of this series reserved, across all batch sizes; its key."""
+    best = one.fastest or one.best
+    rank = best.largest_rank if best else None
+    if rank is None or rank.reserved_peak_bytes is None:
+        return None
+    style: dict[str, Any] = {"color": look.colour, "linestyle": ":", "linewidth": 1.6}
+    axes.axhline(rank.reserved_peak_bytes / GIB, gid=f"reference {one.series_id}", zorder=1.5, **style)
+    return Line2D([], [], label=f"{look.label}: {'reserved at its best' if not one.is_cpu else 'at its best'}", **style)
+
+
+def time_axis(axes: Axes, one: Series) -> Line2D:
+    look = Look(colour=VERMILLION, marker="^", dashes="-.", label="seconds per iteration (right axis)")
+    right = axes.twinx()
+    times(right, one, look)
+    right.set_ylim(0, 1.25 * right.dataLim.y1)
+    right.set_ylabel("seconds per iteration (s)", color=VERMILLION)
+    right.tick_params(axis="y", colors=VERMILLION)
+    right.grid(visible=False)
+    return look.key
+
+
+def capacity(axes: Axes, group: Group, colours: Sequence[str] = ()) -> None:
+    """The device's capacity as a labelled line, coloured where it differs within the group."""
+    capacities = {one.capacity_bytes: i for i, one in enumerate(group) if one.capacity_bytes}
+    for size, i in capacities.items():
+        colour = colours[i] if len(capacities) > 1 else BLACK
+        axes.axhline(size / GIB, color=colour, linewidth=1, gid="capacity")
+        text = f"{'limit' if group[i].is_cpu else 'capacity'} {analysis.size_text(size)}"
+        x, offset, where = 0.01, (0, 5), "bottom"
+        if colours:  # beside the panel, for marks of several series are stacked on the line
+            near = [other for other in capacities if 0 < abs(other - size) < 0.1 * max(capacities)]
+            x, offset, where = 1, (4, 0), "center" if not near else "bottom" if size > near[0] else "top"
+            text = text.replace(" ", "\n", 1)
+        place: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": where}
+        axes.annotate(text, (x, size / GIB), offset, **place, color=colour, fontsize=8, annotation_clip=False)
+
+
+def highest_bytes(one: Series) -> int:
+    ranks = (rank for record in one.measured for rank in record.ranks)
+    return max(one.capacity_bytes or 0, *(rank.reserved_peak_bytes or 0 for rank in ranks), 0) or GIB
+
+
+def memory_limits(axes: Axes, series: Group) -> None:
+    axes.set_ylim(0, 1.12 * max(map(highest_bytes, series)) / GIB)
+    if not any(one.capacity_bytes or one.measured for one in series):
+        axes.set_yticks([])  # nothing gives the axis a scale
+
+
+def batch_axis(axes: Axes, series: Group, most: int) -> list[int]:
+    """Limits and whole-numbered ticks, at most so many; no tick beyond the largest size that was tried."""
+    low, high = min(next(iter(one.records)) for one in series), max(one.last_telling for one in series)
+    room = max(0.6, 0.09 * (high - low)) if any(one.first_oom for one in series) else 0.5
+    axes.set_xlim(low - 0.5, high + room)
+    steps = (base * 10**power for power in range(6) for base in (1, 2, 5))
+    step = next(step for step in steps if (high - low) / step < most)
+    ticks = sorted({low, *range(step * math.ceil(low / step), high + 1, step)})
+    axes.set_xticks(ticks)
+    return ticks
+
+
+def overall_axis(axes: Axes, one: Series, ticks: Sequence[int]) -> None:
+    world, accumulation = one.spec.world_size, one.spec.accumulation
+    if world * accumulation == 1:
+        return
+    top = axes.secondary_xaxis("top")
+    top.set_xticks(ticks, [str(world * tick) for tick in ticks])
+    steps = f"; an optimizer step takes {accumulation} of them" if accumulation > 1 else ""
+    top.set_xlabel(f"overall batch size (x {world} device{'s' if world > 1 else ''}){steps}")
+
+
+def shared_batch_axis(grid: Sequence[Axes], series: Group, columns: int, used: int) -> None:
+    ticks = batch_axis(grid[0], series, most=16 if columns == 1 else 9)
+    worlds = {one.spec.world_size for one in series}
+    label = "batch size per device"
+    if worlds != {1} and len(worlds) == 1:
+        world = worlds.pop()
+        grid[0].set_xticks(ticks, [f"{tick}\n{world * tick}" for tick in ticks])
+        label += f"\nsecond line: overall (x {world} devices)"
+    for axes in grid[max(0, used - columns) : used]:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel(label)
+
+
+def oom_marks(axes: Axes, one: Series, colour: str, marked: Counter[int], gap: float = 0.05) -> bool:
+    """Crosses on the capacity line where memory ran out, stacked at one size. Whether there are any."""
+    sizes = [r.spec.batch_size for r in one.surprises if r.status is Status.OOM]
+    sizes += [first] if (first := one.first_oom) else []
+    base = (one.capacity_bytes or highest_bytes(one)) / GIB
+    heights = [base * (1 + gap * marked[size]) for size in sizes]
+    marked.update(sizes)
+    axes.plot(sizes, heights, color=colour, zorder=4, gid=f"oom {one.series_id}", **CROSS)
+    return bool(sizes)
+
+
+def ending(axes: Axes, one: Series) -> None:
+    """What stopped the walk: the region of sizes that do not fit, or a dotted line where a cell broke."""
+    first, right = one.first_oom, axes.get_xlim()[1]
+    if first is not None:
+        axes.axvspan(first, right, color="#999999", alpha=0.25, linewidth=0, gid="oom region")
+        what = outcome(one.records[first])
+        if one.measured:
+            say(axes, what.split(",")[0], upright_at=(first + right) / 2)
+        else:
+            say(axes, f"nothing fits\n{what}\nat batch size {first}")
+    for size, record in one.records.items():
+        if record.status not in (Status.OK, Status.THRASHING, Status.OOM) and size < right:
+            axes.axvline(size, color="#666666", linestyle=":", linewidth=1.2, gid="broken")
+            say(axes, record.status.value.replace("_", " "), upright_at=size)
