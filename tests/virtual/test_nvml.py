@@ -1,3 +1,10 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
 from sweep import virtual
 
 from .conftest import Script
@@ -54,3 +61,39 @@ def test_nvidia_ml_py_reads_the_same_books(on_gpu: Script) -> None:
     assert answer["first"] == [profile.nvml_total_bytes, used + (5 << 20) + reserved]
     assert answer["cuda"] >= 12000
     assert answer["driver"]
+
+
+VISIBLE = """
+import json
+import pynvml as nvml
+import torch
+nvml.nvmlInit()
+handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+count = torch.cuda.device_count()
+held = [torch.empty(1 << 30, dtype=torch.uint8, device=f"cuda:{i}") for i in range(count)]
+used = [nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used >> 30 for handle in handles]
+uuids = ["GPU-" + str(torch.cuda.get_device_properties(i).uuid) for i in range(count)]
+indices = [nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetHandleByUUID(uuid)) for uuid in uuids]
+print(json.dumps({"used": used, "indices": indices}))
+"""
+
+
+@pytest.mark.usefixtures("needs_virtual_gpu")
+@pytest.mark.parametrize(
+    ("visible", "used", "indices"),
+    [
+        ("2,0", [1, 0, 1, 0], [2, 0]),
+        ("3", [0, 0, 0, 1], [3]),
+        ("1,9,2", [0, 1, 0, 0], [1]),
+        ("GPU-76677075-0000-0000-0000-000000000002", [0, 1, 0, 0], [1]),
+        ("", [0, 0, 0, 0], []),
+    ],
+)
+def test_visible_devices_change_the_numbers_of_cuda_but_not_of_nvml(
+    visible: str, used: list[int], indices: list[int]
+) -> None:
+    environment = {**os.environ, **virtual.environment(virtual.gpu("a100-80gb"), gpus=4)}
+    environment["CUDA_VISIBLE_DEVICES"] = visible
+    done = subprocess.run([sys.executable, "-c", VISIBLE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"used": used, "indices": indices}

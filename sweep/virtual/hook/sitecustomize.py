@@ -94,7 +94,11 @@ def _let_autograd_finish() -> None:
 def _start() -> None:
     atexit.register(_let_autograd_finish)
     finders = [
-        _AroundImport("torch", before=_check_preload),
+        _AroundImport(
+            "torch",
+            before=_check_preload,
+            after=lambda module: _our_module("sweep_virtual_autograd").finish_backward_passes(module),
+        ),
         _AroundImport(
             "torch.distributed.distributed_c10d",
             after=lambda module: _our_module("sweep_virtual_world").form_world_alone(module),

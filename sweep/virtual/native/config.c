@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static vgpu_config armed_config;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -23,6 +24,37 @@ static double rate(const char *name, double fallback) {
   return value > 0 ? value : fallback;
 }
 
+/* As the driver reads it: the list ends at the first entry that is no GPU. A UUID may be shortened. */
+static int gpu_named(const char *entry, int gpu_count) {
+  char *end;
+  long index = strtol(entry, &end, 10);
+  if (end != entry) return index >= 0 && index < gpu_count ? (int)index : -1;
+  for (int gpu = 0; gpu < gpu_count; gpu++) {
+    char uuid[VGPU_UUID_TEXT];
+    vgpu_uuid_text(gpu, uuid);
+    size_t length = strcspn(entry, ", ");
+    if (length >= 4 && strncasecmp(uuid, entry, length) == 0) return gpu;
+  }
+  return -1;
+}
+
+static void read_visible_devices(vgpu_config *config) {
+  const char *entry = getenv("CUDA_VISIBLE_DEVICES");
+  for (int i = 0; !entry && i < config->gpu_count; i++) config->gpu_of[config->device_count++] = i;
+  while (entry && config->device_count < VGPU_MAX_DEVICES) {
+    entry += strspn(entry, " ");
+    int gpu = gpu_named(entry, config->gpu_count);
+    if (gpu < 0) break;
+    config->gpu_of[config->device_count++] = gpu;
+    entry = strchr(entry, ',');
+    if (!entry++) break;
+  }
+}
+
+void vgpu_uuid_text(int gpu, char out[VGPU_UUID_TEXT]) {
+  snprintf(out, VGPU_UUID_TEXT, "GPU-76677075-0000-0000-0000-%012x", gpu + 1);
+}
+
 static vgpu_config read_environment(void) {
   vgpu_config config = {0};
   const char *name = getenv("VGPU_NAME");
@@ -31,8 +63,9 @@ static vgpu_config read_environment(void) {
   snprintf(config.name, sizeof config.name, "%s", name ? name : "NVIDIA A100-SXM4-80GB");
   config.cc_major = 8;
   if (capability && sscanf(capability, "%d.%d", &config.cc_major, &config.cc_minor) < 1) config.cc_major = 8;
-  config.device_count = (int)number("VGPU_COUNT", 1);
-  if (config.device_count > VGPU_MAX_DEVICES) config.device_count = VGPU_MAX_DEVICES;
+  config.gpu_count = (int)number("VGPU_COUNT", 1);
+  if (config.gpu_count > VGPU_MAX_DEVICES) config.gpu_count = VGPU_MAX_DEVICES;
+  read_visible_devices(&config);
   config.world_size = (int)number("VGPU_WORLD_SIZE", 1);
   config.sm_count = (int)number("VGPU_SM_COUNT", 108);
   config.max_threads_per_sm = (int)number("VGPU_MAX_THREADS_PER_SM", 2048);

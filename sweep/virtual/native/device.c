@@ -96,7 +96,7 @@ static int properties(void *out, int device) {
   if (device < 0 || device >= config->device_count) return vgpu_fail(VGPU_INVALID_DEVICE);
   memcpy(p.name, config->name, sizeof p.name);
   memcpy(p.uuid, "vgpu", 4);
-  p.uuid[15] = (unsigned char)(device + 1);
+  p.uuid[15] = (unsigned char)(config->gpu_of[device] + 1);
   p.total_global_memory = config->total_memory_bytes;
   p.shared_per_block = 49152;
   p.shared_per_block_optin = config->shared_per_block_optin_bytes;
@@ -118,7 +118,7 @@ static int properties(void *out, int device) {
   p.multi_processor_count = config->sm_count;
   p.can_map_host_memory = p.concurrent_kernels = p.unified_addressing = p.managed_memory = 1;
   p.async_engine_count = 3;
-  p.pci_bus_id = device + 1;
+  p.pci_bus_id = config->gpu_of[device] + 1;
   p.l2_cache_size = (int)config->l2_bytes;
   p.max_threads_per_multi_processor = config->max_threads_per_sm;
   p.stream_priorities_supported = p.global_l1_cache_supported = p.local_l1_cache_supported = 1;
@@ -151,7 +151,7 @@ static int attribute(int *value, int which, int device) {
     case 16: *value = config->sm_count; break;
     case 17: case 18: case 20: *value = 0; break;                  /* timeout, integrated, compute mode */
     case 32: case 35: *value = 0; break;                           /* ECC, TCC driver */
-    case 33: *value = device + 1; break;                           /* PCI bus */
+    case 33: *value = config->gpu_of[device] + 1; break;           /* PCI bus */
     case 34: *value = 0; break;                                    /* PCI device */
     case 36: *value = 1215000; break;                              /* memory clock rate */
     case 37: *value = 5120; break;                                 /* memory bus width */
@@ -187,7 +187,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int which, int device) { return attr
 
 EXPORT int cudaGetDeviceCount(int *count) {
   *count = vgpu_configuration()->device_count;
-  return VGPU_SUCCESS;
+  return *count ? VGPU_SUCCESS : vgpu_fail(VGPU_NO_DEVICE);
 }
 
 EXPORT int cudaGetDevice(int *device) {
@@ -212,7 +212,7 @@ EXPORT int cudaRuntimeGetVersion(int *version) { return cudaDriverGetVersion(ver
 
 EXPORT int cudaDeviceGetPCIBusId(char *text, int size, int device) {
   if (device < 0 || device >= vgpu_configuration()->device_count) return vgpu_fail(VGPU_INVALID_DEVICE);
-  snprintf(text, (size_t)size, "0000:%02X:00.0", device + 1);
+  snprintf(text, (size_t)size, "0000:%02X:00.0", vgpu_configuration()->gpu_of[device] + 1);
   return VGPU_SUCCESS;
 }
 

@@ -48,8 +48,9 @@ EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device) {
 EXPORT int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
   memset(uuid, 0, 16);
   memcpy(uuid, "vgpu", 4);
-  uuid[15] = (unsigned char)(device + 1);
-  return exists(device) ? VGPU_SUCCESS : VGPU_INVALID_DEVICE;
+  if (!exists(device)) return VGPU_INVALID_DEVICE;
+  uuid[15] = (unsigned char)(vgpu_configuration()->gpu_of[device] + 1);
+  return VGPU_SUCCESS;
 }
 
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {

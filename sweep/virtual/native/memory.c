@@ -222,16 +222,26 @@ bool memory_on_device(const void *address) {
 }
 
 EXPORT int vgpu_read_books(int device, vgpu_books *books) {
-  vgpu_config look = vgpu_look(), *config = &look;
-  if (device < 0 || device >= config->device_count) return VGPU_INVALID_DEVICE;
-  pthread_mutex_lock(&lock);
+  vgpu_config config = vgpu_look();
+  if (device < 0 || device >= config.device_count) return VGPU_INVALID_DEVICE;
+  return vgpu_read_books_of_gpu(config.gpu_of[device], books);
+}
+
+EXPORT int vgpu_read_books_of_gpu(int gpu, vgpu_books *books) {
+  vgpu_config config = vgpu_look();
+  int device = 0;
+  if (gpu < 0 || gpu >= config.gpu_count) return VGPU_INVALID_DEVICE;
   memset(books, 0, sizeof *books);
-  books->total_bytes = config->total_memory_bytes;
+  books->total_bytes = config.total_memory_bytes;
+  books->used_bytes = books->peak_used_bytes = config.other_processes_bytes;
+  while (device < config.device_count && config.gpu_of[device] != gpu) device++;
+  if (device == config.device_count) return VGPU_SUCCESS;
+  pthread_mutex_lock(&lock);
   books->process_bytes = devices[device].used;
   books->peak_process_bytes = devices[device].peak;
-  books->used_bytes = devices[device].used + config->other_processes_bytes;
-  books->peak_used_bytes = devices[device].peak + config->other_processes_bytes;
-  books->context_bytes = devices[device].context ? config->context_bytes : 0;
+  books->used_bytes += devices[device].used;
+  books->peak_used_bytes += devices[device].peak;
+  books->context_bytes = devices[device].context ? config.context_bytes : 0;
   books->nccl_bytes = devices[device].nccl;
   books->pinned_bytes = pinned;
   books->peak_pinned_bytes = peak_pinned;

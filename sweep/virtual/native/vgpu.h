@@ -30,6 +30,7 @@ enum {
   VGPU_SUCCESS = 0,
   VGPU_INVALID_VALUE = 1,
   VGPU_OUT_OF_MEMORY = 2,
+  VGPU_NO_DEVICE = 100,
   VGPU_INVALID_DEVICE = 101,
   VGPU_NO_KERNEL_IMAGE = 209,
   VGPU_INVALID_HANDLE = 400,
@@ -48,7 +49,9 @@ enum { LAG_NONE, LAG_UNTIL_SYNC, LAG_SIMULATED };
 /* config.c: the environment, read at the first call that needs it (a forked child may still change it). */
 typedef struct {
   char name[256];
-  int device_count;
+  int gpu_count;                 /* in the machine: what NVML counts */
+  int device_count;              /* that CUDA_VISIBLE_DEVICES leaves */
+  int gpu_of[VGPU_MAX_DEVICES];  /* which GPU of the machine each device is */
   int world_size;
   int cc_major, cc_minor;
   int sm_count;
@@ -64,6 +67,8 @@ typedef struct {
 const vgpu_config *vgpu_configuration(void);          /* reads it once and for all */
 EXPORT vgpu_config vgpu_look(void);                   /* reads it without deciding anything */
 EXPORT bool vgpu_is_armed(void);
+#define VGPU_UUID_TEXT 48
+EXPORT void vgpu_uuid_text(int gpu, char out[VGPU_UUID_TEXT]);
 
 /* fatbin.c */
 void fatbin_register(const void *binary);
@@ -111,6 +116,7 @@ bool memory_on_device(const void *address);
 void memory_charge_nccl(int device, size_t bytes);
 void memory_discharge_nccl(int device, size_t bytes);
 EXPORT int vgpu_read_books(int device, vgpu_books *books);
+EXPORT int vgpu_read_books_of_gpu(int gpu, vgpu_books *books); /* by its number in the machine, visible or not */
 
 /* values.c: the few bytes on the device that are known. Everything else on the device reads as zero. */
 #define VALUES_COPY_LIMIT ((size_t)256 << 10)         /* larger copies to the device leave no value behind */

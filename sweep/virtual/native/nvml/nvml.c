@@ -15,10 +15,10 @@ enum { NVML_SUCCESS = 0, NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUN
 static int device_of(const void *handle) { return (int)(uintptr_t)handle - 1; }
 static bool valid(const void *handle) {
   int device = device_of(handle);
-  return device >= 0 && device < vgpu_look().device_count;
+  return device >= 0 && device < vgpu_look().gpu_count;
 }
 static int handle_of(int device, void **handle) {
-  if (device < 0 || device >= vgpu_look().device_count) return NVML_INVALID;
+  if (device < 0 || device >= vgpu_look().gpu_count) return NVML_INVALID;
   *handle = (void *)(uintptr_t)(device + 1);
   return NVML_SUCCESS;
 }
@@ -49,30 +49,27 @@ EXPORT int nvmlSystemGetCudaDriverVersion(int *version) {
 EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDriverVersion(version); }
 
 EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
-  *count = (unsigned)vgpu_look().device_count;
+  *count = (unsigned)vgpu_look().gpu_count;
   return NVML_SUCCESS;
 }
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { return handle_of((int)index, handle); }
 
-static void uuid_of(int device, char out[64]) {
-  snprintf(out, 64, "GPU-76677075-0000-0000-0000-%012x", device + 1);
-}
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
-  char candidate[64];
-  for (int device = 0; device < vgpu_look().device_count; device++) {
-    uuid_of(device, candidate);
+  char candidate[VGPU_UUID_TEXT];
+  for (int device = 0; device < vgpu_look().gpu_count; device++) {
+    vgpu_uuid_text(device, candidate);
     if (strcasecmp(candidate, uuid) == 0) return handle_of(device, handle);
   }
   return NVML_NOT_FOUND;
 }
 EXPORT int nvmlDeviceGetUUID(void *handle, char *out, unsigned size) {
-  char uuid[64];
+  char uuid[VGPU_UUID_TEXT];
   if (!valid(handle)) return NVML_INVALID;
-  uuid_of(device_of(handle), uuid);
+  vgpu_uuid_text(device_of(handle), uuid);
   return text(out, size, uuid);
 }
 
-/* The bus of device n is n + 1, as device.c tells PyTorch. The domain is written with four or eight digits. */
+/* A handle's number is the GPU's in the machine, whatever CUDA_VISIBLE_DEVICES says. The bus of GPU n is n + 1. The domain is written with four or eight digits. */
 EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **handle) {
   unsigned domain, bus, slot;
   if (sscanf(id, "%x:%x:%x", &domain, &bus, &slot) != 3) return NVML_INVALID;
@@ -117,7 +114,7 @@ typedef struct {
 static void read_memory(void *handle, memory_v2 *out) {
   vgpu_config look = vgpu_look(), *config = &look;
   vgpu_books books;
-  vgpu_read_books(device_of(handle), &books);
+  vgpu_read_books_of_gpu(device_of(handle), &books);
   out->total = config->nvml_total_bytes;
   out->reserved = config->nvml_total_bytes - config->total_memory_bytes;
   out->used = books.used_bytes;
@@ -149,7 +146,7 @@ typedef struct {
 static int processes(void *handle, unsigned *count, void *out, size_t entry_bytes) {
   vgpu_books books;
   if (!valid(handle)) return NVML_INVALID;
-  vgpu_read_books(device_of(handle), &books);
+  vgpu_read_books_of_gpu(device_of(handle), &books);
   unsigned room = *count;
   *count = books.process_bytes > 0;
   if (!*count) return NVML_SUCCESS;
