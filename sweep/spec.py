@@ -6,12 +6,13 @@ differ in batch size alone. Sizes are in bytes, durations in seconds, lengths in
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -248,45 +249,77 @@ def to_json(value: Any) -> Any:
 
 def from_json(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
     """Build the dataclass `kind` from JSON values. Raises `SpecError` naming the field that does not fit."""
-    hints = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unnamed: Any = kind
+    fields = _fields(unnamed)
     for name in data:
         if name not in fields:
             raise SpecError(path + name, data[name], f"there is no such field; known are {', '.join(sorted(fields))}")
     values = {}
-    for name, field in fields.items():
+    for name, (convert, required) in fields.items():
         if name in data:
-            values[name] = _convert(hints[name], data[name], path + name)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            values[name] = convert(data[name], path + name)
+        elif required:
             raise SpecError(path + name, None, "it is required")
     return kind(**values)
 
 
-def _convert(hint: Any, value: Any, path: str) -> Any:
+Converter = Callable[[Any, str], Any]
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, tuple[Converter, bool]]:
+    """How each field is read, and whether it must be there. Looked up once: thousands of records are read at a time."""
+    hints = typing.get_type_hints(kind)
+    missing = dataclasses.MISSING
+    return {
+        field.name: (_converter(hints[field.name]), field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(kind)
+    }
+
+
+@functools.cache
+def _converter(hint: Any) -> Converter:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        return _convert(next(a for a in arguments if a is not type(None)), value, path)
+        inner = _converter(next(a for a in arguments if a is not type(None)))
+        return lambda value, path: None if value is None else inner(value, path)
     if origin is tuple:
-        return tuple(_convert(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+        item = _converter(arguments[0])
+        return lambda value, path: tuple([item(each, f"{path}[{i}]") for i, each in enumerate(value)])
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise SpecError(path, value, "give a mapping")
-        return {_convert(arguments[0], k, path): _convert(arguments[1], v, f"{path}.{k}") for k, v in value.items()}
+        return functools.partial(_to_mapping, _converter(arguments[0]), _converter(arguments[1]))
     if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise SpecError(path, value, f"give the fields of {hint.__name__}")  # type: ignore[union-attr]
-        nested: Any = hint
-        return from_json(nested, value, path + ".")
+        return functools.partial(_to_dataclass, hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        try:
-            return hint(value)
-        except ValueError:
-            raise SpecError(path, value, "choose one of " + ", ".join(str(m.value) for m in hint)) from None
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return functools.partial(_to_enum, hint)
+    if hint in (int, float, str, bool):
+        return functools.partial(_to_plain, hint)
+    return lambda value, path: value
+
+
+def _to_mapping(key: Converter, item: Converter, value: Any, path: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise SpecError(path, value, "give a mapping")
+    return {key(k, path): item(v, f"{path}.{k}") for k, v in value.items()}
+
+
+def _to_dataclass(kind: Any, value: Any, path: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise SpecError(path, value, f"give the fields of {kind.__name__}")
+    return from_json(kind, value, path + ".")
+
+
+def _to_enum(kind: type[Enum], value: Any, path: str) -> Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise SpecError(path, value, "choose one of " + ", ".join(str(m.value) for m in kind)) from None
+
+
+def _to_plain(kind: type, value: Any, path: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint in (int, float, str, bool) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
-        wanted = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[hint]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        wanted = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
         raise SpecError(path, value, f"give {wanted}")
     return value

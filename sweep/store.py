@@ -5,6 +5,7 @@
                                     stderr.log, stdout.log
                                     record.json    the outcome; its presence means that the cell is done
     results/<sweep>/cells.csv                      one row per record, for people and pandas
+    results/<sweep>/.index.jsonl                   every record in one file, where there are many: a cache
 
 Every file appears whole or not at all (written beside its place, then renamed), so a sweep killed at any moment
 resumes: a cell without a record runs again from the start. Only one sweep writes a folder at a time.
@@ -15,8 +16,8 @@ import fcntl
 import io
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,18 @@ class CellDirectory:
             ) from error
 
 
+Stamp = tuple[int, int]
+"""Time of the last change in nanoseconds, and size in bytes: another record has another stamp."""
+INDEXED_FROM = 200
+"""Records from which one file is worth keeping beside them."""
+STALE = 0.1
+"""Part of the records that may be missing in the index before it is written again."""
+
+
 class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._known: dict[str, tuple[Stamp, CellRecord]] = {}
 
     @property
     def name(self) -> str:
@@ -119,17 +129,69 @@ class Store:
     def table_path(self) -> Path:
         return self.path / "cells.csv"
 
+    @property
+    def index_path(self) -> Path:
+        return self.path / ".index.jsonl"
+
     def cell(self, cell_id: str) -> CellDirectory:
         return CellDirectory(self.path / "cells" / cell_id)
 
     def records(self) -> list[CellRecord]:
         """Every finished cell: by series in the order of their first run, then by batch size."""
-        directories = sorted((self.path / "cells").glob("*/record.json"))
-        found = [r for d in directories if (r := CellDirectory(d.parent).read_record()) is not None]
+        found = [record for _, record in self._read().values()]
         first: dict[str, str] = {}
         for record in found:
             first[record.series_id] = min(record.started_at, first.get(record.series_id, record.started_at))
         return sorted(found, key=lambda r: (first[r.series_id], r.series_id, r.spec.batch_size, r.started_at))
+
+    def _read(self) -> dict[str, tuple[Stamp, CellRecord]]:
+        """Every record with its stamp. Only what changed since it was last seen is read from its own file."""
+        stamps = self._stamps()
+        if not self._known and len(stamps) >= INDEXED_FROM:
+            self._known = self._read_index(stamps)
+            missing = sum(self._known.get(name, (None,))[0] != stamp for name, stamp in stamps.items())
+            stale = missing > STALE * len(stamps)
+        else:
+            stale = False
+        known = {}
+        for name, stamp in stamps.items():
+            seen = self._known.get(name)
+            if seen is not None and seen[0] == stamp:
+                known[name] = seen
+            elif (record := self.cell(name).read_record()) is not None:
+                known[name] = (stamp, record)
+        self._known = known
+        if stale:
+            self._write_index()
+        return known
+
+    def _stamps(self) -> dict[str, Stamp]:
+        stamps = {}
+        with suppress(FileNotFoundError), os.scandir(self.path / "cells") as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    found = os.stat(os.path.join(entry.path, "record.json"))  # noqa: PTH116, PTH118  (thousands of them)
+                    stamps[entry.name] = (found.st_mtime_ns, found.st_size)
+        return dict(sorted(stamps.items()))
+
+    def _read_index(self, stamps: Mapping[str, Stamp]) -> dict[str, tuple[Stamp, CellRecord]]:
+        """What the index knows of these records; nothing where it is missing or damaged, for it is only a cache."""
+        found: dict[str, tuple[Stamp, CellRecord]] = {}
+        with suppress(OSError, ValueError, TypeError, KeyError), self.index_path.open(encoding="utf-8") as lines:
+            for line in lines:
+                entry = json.loads(line)
+                name, stamp = entry["cell"], (entry["modified_ns"], entry["size"])
+                if stamps.get(name) == stamp:
+                    found[name] = (stamp, from_json(CellRecord, entry["record"]))
+        return found
+
+    def _write_index(self) -> None:
+        entries = (
+            {"cell": name, "modified_ns": stamp[0], "size": stamp[1], "record": to_json(record)}
+            for name, (stamp, record) in self._known.items()
+        )
+        with suppress(OSError):  # a folder that may only be read is read without one
+            write_atomically(self.index_path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     def save(self, record: CellRecord) -> None:
         write_json(self.cell(record.cell_id).record_path, record)

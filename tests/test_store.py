@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sweep import store as store_module
 from sweep.record import CellRecord, MemoryPeak, Phase, RankRecord, Status
 from sweep.spec import CellSpec, from_json, to_json
 from sweep.store import Store, StoreError
@@ -102,3 +103,44 @@ def test_only_one_sweep_writes_a_folder(tmp_path: Path) -> None:
         second = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "another sweep is writing to" in second.stderr
     assert subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.fixture
+def many(tmp_path: Path, make_spec: Callable[..., CellSpec], monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Twenty records, in a store that keeps an index from five on."""
+    monkeypatch.setattr(store_module, "INDEXED_FROM", 5)
+    store = Store(tmp_path / "many")
+    for size in range(1, 21):
+        store.cell(str(size)).begin(replace(make_spec(), batch_size=size))
+        store.save(make_record(replace(make_spec(), batch_size=size), str(size)))
+    return store
+
+
+def test_the_index_gives_the_same_records(many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_files = many.records()
+    assert many.index_path.exists()
+    monkeypatch.setattr(store_module.CellDirectory, "read_record", None)
+    assert Store(many.path).records() == from_files
+
+
+def test_a_stale_index_is_noticed(many: Store) -> None:
+    before = many.records()
+    index = many.index_path.read_text()
+    changed = replace(before[0], status=Status.FAILED, reason="another")
+    many.save(changed)
+    many.cell("20").record_path.unlink()
+    for store in (many, Store(many.path)):
+        assert store.records() == [changed, *before[1:-1]]
+    assert many.index_path.read_text() == index, "two of twenty are read beside it"
+    for record in before[1:5]:
+        many.save(replace(record, reason="new"))
+    assert [record.reason for record in Store(many.path).records()][1:5] == ["new"] * 4
+    assert many.index_path.read_text() != index
+
+
+@pytest.mark.parametrize("damage", ["{", '{"cell": 1}', "[]", '"x"', "\x00"])
+def test_a_damaged_index_is_made_anew(many: Store, damage: str) -> None:
+    before = many.records()
+    many.index_path.write_text(damage + "\n")
+    assert Store(many.path).records() == before
+    assert many.index_path.read_text() != damage
