@@ -53,6 +53,11 @@ class MemoryPeak:
     active_bytes: int | None
     reserved_bytes: int
 
+    @property
+    def fragmentation_bytes(self) -> int | None:
+        """Reserved at its peak, less active at its peak: what the allocator held and no tensor needed."""
+        return None if self.active_bytes is None else self.reserved_bytes - self.active_bytes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
@@ -77,6 +82,15 @@ class NvmlMemory:
     peak_bytes: int
     samples: int
     period_seconds: float
+    info_version: int = 2
+    """Of NVML's memory information: version 2 leaves out what the driver keeps for itself, version 1 does not."""
+    process_bytes: int | None = None
+    """Used by this process alone, at the end; None where NVML does not show it, as in containers."""
+
+    @property
+    def other_processes_bytes(self) -> int | None:
+        """What the device's peak holds of other processes; None where this process's own share is not visible."""
+        return None if self.process_bytes is None else max(0, self.peak_bytes - self.process_bytes)
 
     @property
     def used_peak_bytes(self) -> int:
@@ -95,6 +109,33 @@ class ReportedMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class IterationParts:
+    """Where an iteration's time goes: one sum in seconds per measured iteration.
+
+    Forward, backward and optimizer are the device's time. `data` is the host's time for making and issuing a batch:
+    the device waits for it only as far as it has nothing else to do.
+    """
+
+    data_seconds: tuple[float, ...]
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    optimizer_seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InEffect:
+    """What the training process saw of its own configuration, in the first iteration."""
+
+    layer_forwards: int | None
+    """Times that a checkpointable layer ran in a micro-batch: 2 where it is recomputed; None where no layer is."""
+    compute_dtypes: tuple[str, ...]
+    """Of what the first linear layer gives."""
+    parameter_dtypes: tuple[str, ...]
+    gradient_dtypes: tuple[str, ...]
+    optimizer_state_dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankRecord:
     """What one rank, that is one device, measured."""
 
@@ -109,9 +150,17 @@ class RankRecord:
     warmup_alloc_retries: int | None = None
     """The same before the measured iterations, where it costs nothing afterwards."""
     ooms: int | None = None
+    segments: int | None = None
+    """That the allocator held at the end; one is one reservation, or one expandable segment."""
+    reserved_by_iteration_bytes: tuple[int, ...] | None = None
+    """At the end of the warm-up and of every measured iteration; None on the CPU device."""
     nvml: NvmlMemory | None = None
     seconds_per_iteration: tuple[float, ...] | None = None
     """One duration per measured iteration; None where time is not measured (virtual device)."""
+    parts: IterationParts | None = None
+    iterations: int | None = None
+    """That were begun, warm-up and skipped steps included."""
+    in_effect: InEffect | None = None
     loss: float | None = None
     optimizer_steps: int = 0
     parameters: int | None = None
@@ -119,8 +168,16 @@ class RankRecord:
     """The allocator's configuration as read back from it; None on the CPU device."""
     failure: Failure | None = None
     oom: bool = False
+    host_oom: bool = False
+    """The host, and not the device, had no room: pinned memory for instance."""
     reported: ReportedMemory | None = None
     """Imported records only, in place of `peaks` and `nvml`."""
+
+    @property
+    def reserved_growth_bytes(self) -> int | None:
+        """By how much reserved memory rose within the measured iterations: more than 0 is still growing."""
+        reserved = self.reserved_by_iteration_bytes
+        return None if not reserved else reserved[-1] - reserved[0]
 
     @property
     def allocated_peak_bytes(self) -> int | None:

@@ -151,7 +151,7 @@ class CellSpec:
     gradient_clipping: float | None = 1.0
     warmup_iterations: int = 2
     """Iterations before the measured ones; the optimizer's states exist only after the first."""
-    measured_iterations: int = 3
+    measured_iterations: int = 5
     seed: int = 0
     timeout_seconds: float = 900.0
 

@@ -14,16 +14,17 @@ BELOW = {
     "plan": {"spec", "record"},
     "walks": {"spec", "record", "store", "environment", "config", "plan"},
     "prior": {"spec", "store", "plan", "launch", "virtual"},
-    "environment": {"spec", "virtual"},
+    "environment": {"spec", "virtual", "nvml"},
     "config": {"spec", "environment", "virtual"},
-    "measure": {"spec", "record", "environment"},
+    "measure": {"spec", "record", "nvml"},
     "worker": {"spec", "record", "store", "measure", "launch"},
-    "launch": {"spec", "record", "store", "environment", "virtual"},
+    "launch": {"spec", "record", "store", "environment", "virtual", "nvml"},
     "analysis": {"spec", "record"},
     "importing": {"spec", "record", "store", "virtual"},
     "plots": {"spec", "record", "store", "analysis"},
     "report": {"spec", "record", "store", "analysis"},
     "virtual": set(),
+    "nvml": set(),
 }
 
 

@@ -1,36 +1,39 @@
 """One cell in its own process tree: spec in, record out. The parent survives whatever the cell does."""
 
+import json
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 
 from sweep import environment
-from sweep.launch.classify import classify
+from sweep.launch.classify import Clues, Verdict, classify
+from sweep.launch.clean_slate import busy_reason
 from sweep.launch.commands import command
 from sweep.launch.commands import environment as process_environment
+from sweep.launch.host_memory import oom_kills
 from sweep.launch.process import Child, start_process, watch
+from sweep.launch.progress import ended_path, read_ended, read_progress
+from sweep.launch.stall import StallDetector
 from sweep.launch.warm import spawn_warm
-from sweep.record import CellRecord, Failure, Status
-from sweep.spec import CellSpec, DeviceKind, cell_id, unsupported_reason
-from sweep.store import CellDirectory, Store
+from sweep.record import CellRecord, Failure, RankRecord, Status
+from sweep.spec import CellSpec, DeviceKind, cell_id, from_json, unsupported_reason
+from sweep.store import CellDirectory, Store, StoreError
 
 
 def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: bool = False) -> CellRecord:
     """The stored record of this cell, or a new one: measured now and saved. `force` measures again.
 
-    Interrupted, it ends the cell, saves what is known as `interrupted` and lets the KeyboardInterrupt pass.
+    Interrupted, it ends the cell, saves what is known as `interrupted` and lets the KeyboardInterrupt pass. Where the
+    cell's folder cannot be read or written, the record says so and is not stored.
     """
     identifier = cell_id(spec, environment.identity(spec.device))
     directory = store.cell(identifier)
-    known = None if force else directory.read_record()
-    if known is not None and known.status.final:
-        return known
     started_at, start = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
-    directory.begin(spec)
 
-    def save(status: Status, reason: str | None, failure: Failure | None = None) -> CellRecord:
-        record = CellRecord(
+    def record_of(status: Status, reason: str | None, failure: Failure | None = None) -> CellRecord:
+        return CellRecord(
             cell_id=identifier,
             series_id=spec.series_id,
             status=status,
@@ -38,24 +41,60 @@ def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: b
             spec=spec,
             environment=environment.describe(spec.device),
             command=shlex.join(["python", "-m", "sweep.run", *overrides]),
-            ranks=tuple(directory.read_ranks()),
+            ranks=tuple(_read_ranks(spec, directory)[0]),
             failure=failure,
             started_at=started_at,
             duration_seconds=time.monotonic() - start,
         )
-        store.save(record)
-        return record
 
+    try:
+        known = None if force else directory.read_record()
+        if known is not None and known.status.final:
+            return known
+        directory.begin(spec)
+        try:
+            verdict = _measure(spec, directory, identifier)
+        except KeyboardInterrupt:
+            store.save(record_of(Status.INTERRUPTED, "ended by the user"))
+            raise
+        record = record_of(*verdict)
+        store.save(record)
+    except (StoreError, OSError) as error:
+        place = directory.path if isinstance(error, OSError) and error.filename is None else None
+        sentence = " ".join(f"the cell's folder cannot be used: {error}{f' ({place})' if place else ''}".split())
+        return record_of(Status.FAILED, sentence, Failure(kind=type(error).__name__, message=sentence))
+    return record
+
+
+def _measure(spec: CellSpec, directory: CellDirectory, identifier: str) -> Verdict:
     unsupported = unsupported_reason(spec)
     if unsupported is not None:
-        return save(Status.UNSUPPORTED, unsupported)
-    try:
-        child = _start(spec, directory, process_environment(spec, identifier))
-        ended = watch(child, timeout_seconds=spec.timeout_seconds, failed_rank=lambda: _any_rank_failed(directory))
-    except KeyboardInterrupt:
-        save(Status.INTERRUPTED, "ended by the user")
-        raise
-    return save(*classify(spec, directory.read_ranks(), ended, directory.stderr_path))
+        return Status.UNSUPPORTED, unsupported, None
+    if spec.device.kind is DeviceKind.CUDA:
+        busy = busy_reason(environment.visible_gpus()[: spec.world_size])
+        if busy is not None:
+            return Status.BUSY_DEVICE, busy, None
+    variables = process_environment(spec, identifier)
+    kills = oom_kills()
+    ended = watch(
+        _start(spec, directory, variables),
+        timeout_seconds=spec.timeout_seconds,
+        failed_rank=lambda: _any_rank_failed(spec, directory),
+        stalled_seconds=StallDetector(directory.path).stalled_seconds,
+        mark={name: variables[name] for name in ("SWEEP_CELL", "SWEEP_PARENT_PID")},
+    )
+    ranks, unreadable = _read_ranks(spec, directory)
+    clues = Clues(
+        progress=read_progress(directory.path),
+        exit_codes=read_ended(directory.path),
+        oom_kills=oom_kills() - kills,
+        unreadable=unreadable,
+    )
+    verdict = classify(spec, ranks, ended, directory.stderr_path, clues)
+    for path in (ended_path(directory.path), *directory.path.glob("progress*.json")):
+        with suppress(OSError):
+            path.unlink()
+    return verdict
 
 
 def _start(spec: CellSpec, directory: CellDirectory, variables: dict[str, str]) -> Child:
@@ -68,5 +107,29 @@ def _start(spec: CellSpec, directory: CellDirectory, variables: dict[str, str]) 
     )
 
 
-def _any_rank_failed(directory: CellDirectory) -> bool:
-    return any(rank.failure is not None for rank in directory.read_ranks())
+def _read_ranks(spec: CellSpec, directory: CellDirectory) -> tuple[list[RankRecord], dict[int, str]]:
+    """The ranks that have reported, in order; and those whose record makes no sense, with the reason."""
+    read = {rank: _read_rank(directory, rank) for rank in range(spec.world_size)}
+    ranks = [content for content in read.values() if isinstance(content, RankRecord)]
+    return ranks, {rank: content for rank, content in read.items() if isinstance(content, str)}
+
+
+def _read_rank(directory: CellDirectory, rank: int) -> RankRecord | str | None:
+    """None where there is nothing; a text says why what is there cannot be read."""
+    try:
+        return from_json(RankRecord, json.loads(directory.rank_path(rank).read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return " ".join(str(error).split())
+
+
+def _any_rank_failed(spec: CellSpec, directory: CellDirectory) -> bool:
+    """Whether a rank reports a failure, or is gone and has reported nothing."""
+    ranks, unreadable = _read_ranks(spec, directory)
+    reported = {rank.rank for rank in ranks}
+    return (
+        bool(unreadable)
+        or any(rank.failure is not None for rank in ranks)
+        or any(not rank.alive and rank.rank not in reported for rank in read_progress(directory.path))
+    )

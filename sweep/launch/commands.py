@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sweep import virtual
+from sweep.environment import visible_gpus
 from sweep.spec import CellSpec, DeviceKind, EngineName
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -52,7 +53,10 @@ def environment(spec: CellSpec, cell_id: str) -> dict[str, str]:
         return inherited | _cpu(spec)
     inherited[allocator_variable()] = f"expandable_segments:{spec.expandable_segments}"
     if spec.device.kind is DeviceKind.VIRTUAL:
+        inherited.pop("CUDA_VISIBLE_DEVICES", None)  # says something of real GPUs
         return inherited | _virtual(spec, inherited["PYTHONPATH"])
+    # By UUID, because an index means one thing to CUDA and another to NVML.
+    inherited["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in visible_gpus()[: spec.world_size])
     return inherited
 
 

@@ -13,8 +13,8 @@ from typing import Protocol
 import psutil
 
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 2.0
-"""What the other ranks get to write their own record once one of them has failed."""
+GRACE_SECONDS = 4.0
+"""What torch.distributed.run gets to end the other ranks, and these to write a record, once one has failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +24,8 @@ class Ended:
     exit_code: int | None
     """Negative: the signal; None: it was ended from here."""
     timed_out: bool = False
+    stalled_seconds: float | None = None
+    """It was ended because nothing had moved for so long."""
 
 
 class Child(Protocol):
@@ -43,19 +45,34 @@ def start_process(command: Sequence[str], environment: Mapping[str, str], stdout
         )
 
 
-def watch(child: Child, *, timeout_seconds: float, failed_rank: Callable[[], bool]) -> Ended:
+def watch(
+    child: Child,
+    *,
+    timeout_seconds: float,
+    failed_rank: Callable[[], bool],
+    stalled_seconds: Callable[[], float | None] = lambda: None,
+    mark: Mapping[str, str] | None = None,
+) -> Ended:
     """Wait for the end. As soon as `failed_rank` says so, the others have `GRACE_SECONDS` and are then ended.
 
-    Whatever happens, nothing of the child's process tree is left.
+    `stalled_seconds` gives for how long nothing has moved once that is too long. Whatever happens, nothing of the
+    child's process tree is left, nor any process that carries the variables of `mark` in its environment.
     """
     try:
-        return _wait(child, timeout_seconds, failed_rank)
+        return _wait(child, timeout_seconds, failed_rank, stalled_seconds)
     finally:
         end_tree(child.pid)
         child.wait()
+        if mark:
+            end_marked(mark)
 
 
-def _wait(child: Child, timeout_seconds: float, failed_rank: Callable[[], bool]) -> Ended:
+def _wait(
+    child: Child,
+    timeout_seconds: float,
+    failed_rank: Callable[[], bool],
+    stalled_seconds: Callable[[], float | None],
+) -> Ended:
     deadline = time.monotonic() + timeout_seconds
     failed_at: float | None = None
     while True:
@@ -65,10 +82,15 @@ def _wait(child: Child, timeout_seconds: float, failed_rank: Callable[[], bool])
             now = time.monotonic()
         if failed_at is None and failed_rank():
             failed_at = now
-        if failed_at is not None and now - failed_at > GRACE_SECONDS:
-            return Ended(exit_code=None)
+        if failed_at is not None:
+            if now - failed_at > GRACE_SECONDS:
+                return Ended(exit_code=None)
+            continue
         if now > deadline:
             return Ended(exit_code=None, timed_out=True)
+        stalled = stalled_seconds()
+        if stalled is not None:
+            return Ended(exit_code=None, stalled_seconds=stalled)
 
 
 def end_tree(pid: int) -> None:
@@ -84,3 +106,15 @@ def end_tree(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     psutil.wait_procs(tree, timeout=10)
+
+
+def end_marked(mark: Mapping[str, str]) -> None:
+    """Kill what a cell left behind outside its tree: only processes that were started with all of these variables."""
+    left = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            variables = process.environ()
+            if process.pid != os.getpid() and all(variables.get(name) == value for name, value in mark.items()):
+                process.kill()
+                left.append(process)
+    psutil.wait_procs(left, timeout=10)

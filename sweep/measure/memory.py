@@ -73,7 +73,14 @@ class CudaCounters:
         return int(self.stats()["num_alloc_retries"])
 
     def ooms(self) -> int:
-        return int(self.stats()["num_ooms"])
+        return int(self.stats()["num_ooms"]) if self.stats() else 0
+
+    def segments(self) -> int:
+        """That the allocator holds now."""
+        return int(self.stats()["segment"]["all"]["current"]) if self.stats() else 0
+
+    def reserved(self) -> int:
+        return torch.cuda.memory_reserved(self.device)
 
 
 class CpuCounters:

@@ -22,9 +22,10 @@ def main() -> int:
         run_rank,
     )  # imports torch: after the directory and the spec are known to be good
 
-    record = run_rank(spec, rank=int(os.environ.get("RANK", "0")), local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    record = run_rank(spec, rank, local_rank, directory.path)
     write_json(directory.rank_path(record.rank), record)
-    return 0 if record.failure is None else EXIT_OOM if record.oom else EXIT_FAILED
+    return 0 if record.failure is None else EXIT_OOM if record.oom or record.host_oom else EXIT_FAILED
 
 
 if __name__ == "__main__":

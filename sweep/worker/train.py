@@ -5,25 +5,31 @@ Whatever goes wrong becomes part of the rank's record: an out-of-memory is a res
 
 import math
 import os
-import re
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from sweep.launch.progress import ProgressFile
 from sweep.measure.memory import CpuCounters, CudaCounters, PhaseMemory
 from sweep.measure.nvml import NvmlSampler
-from sweep.measure.timing import CpuTimer, CudaTimer, IterationTimer, NoTimer
-from sweep.record import Failure, Phase, RankRecord
+from sweep.measure.timing import CpuTimer, CudaTimer, IterationTimer, NoTimer, Part, Times
+from sweep.record import Failure, InEffect, Phase, RankRecord
 from sweep.spec import CellSpec, DeviceKind, EngineName, Precision
 from sweep.worker.engines import Engine, make_engine
+from sweep.worker.failure import Cause, cause_of, describe_failure, free_memory
+from sweep.worker.in_effect import Witness, check_steps
 from sweep.worker.model import RandomBatches, build_model, import_architecture
 
 MAX_SKIPPED_STEPS = 20
 """Dynamic fp16 loss scaling skips steps until the scale fits; more than this means that it never will."""
+MAX_WINDOWS = 3
+"""A measured window in which fp16 scaling skipped a step is measured again, so often at most in all."""
+PARTS = {Phase.FORWARD: Part.FORWARD, Phase.BACKWARD: Part.BACKWARD, Phase.OPTIMIZER: Part.OPTIMIZER}
 
 
 @dataclass
@@ -31,21 +37,35 @@ class Progress:
     """How far a rank got: what a failure is told with."""
 
     memory: PhaseMemory
+    file: ProgressFile | None = None
+    timer: IterationTimer = field(default_factory=NoTimer)
     iteration: int | None = None
     alloc_retries: int | None = None
     warmup_alloc_retries: int | None = None
-    seconds_per_iteration: tuple[float, ...] | None = None
+    reserved: list[int] = field(default_factory=list)
+    """In bytes, at the end of the warm-up and of every measured iteration."""
+    times: Times | None = None
+    in_effect: InEffect | None = None
     loss: torch.Tensor | None = None
     """Of the last iteration's last micro-batch; still on the device, and only one of them at a time."""
     engine: Engine | None = field(default=None, repr=False)
 
+    def enter(self, phase: Phase) -> None:
+        self.memory.enter(phase)
+        if phase in PARTS:
+            self.timer.mark(PARTS[phase])
+        if self.file is not None:
+            self.file.beat(phase, self.iteration)
 
-def run_rank(spec: CellSpec, rank: int, local_rank: int) -> RankRecord:
+
+def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> RankRecord:
     on_cpu = spec.device.kind is DeviceKind.CPU
+    file = ProgressFile(directory, rank)
     import_architecture(spec)
-    with NvmlSampler(local_rank, enabled=not on_cpu) as nvml:  # before CUDA starts, so that its baseline is clean
+    with NvmlSampler(enabled=not on_cpu) as nvml:  # before CUDA starts, so that its baseline is clean
         device = torch.device("cpu") if on_cpu else torch.device("cuda", local_rank)
         counters: CpuCounters | CudaCounters
+        uuid = None
         if on_cpu:
             counters = CpuCounters()
             capacity = spec.device.memory_limit_bytes
@@ -56,41 +76,54 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int) -> RankRecord:
                 raise RuntimeError("torch finds no CUDA device")
             torch.cuda.set_device(device)
             counters = CudaCounters(device)
-            capacity = torch.cuda.get_device_properties(device).total_memory
+            properties = torch.cuda.get_device_properties(device)
+            capacity = properties.total_memory
+            uuid = nvml.bind(str(properties.uuid))
         if spec.precision is Precision.TF32:
             torch.set_float32_matmul_precision("high")
         torch.manual_seed(spec.seed)
-        progress = Progress(PhaseMemory(counters))
-        failure, oom = None, False
+        progress = Progress(PhaseMemory(counters), file)
+        failure: Failure | None = None
+        cause: Cause | None = None
         try:
-            progress.memory.enter(Phase.LOAD)
+            progress.enter(Phase.LOAD)
             join_world(spec, device)
             train(spec, rank, device, progress)
         except Exception as error:
-            oom = is_out_of_memory(error)
+            free = None if on_cpu else free_memory(device, capacity, nvml.free_bytes)
+            cause = cause_of(error, free)
             if isinstance(counters, CpuCounters):
                 counters.lift_limit()  # what follows must not run into it again
             traceback.print_exc(file=sys.stderr)
-            failure = describe_failure(error, rank, progress, None if on_cpu else device)
+            failure = describe_failure(
+                error, rank, progress.memory, progress.iteration, None if on_cpu else device, free
+            )
         progress.memory.fold()
-        nvml.sample()
+        nvml.finish()
+    trained = progress.engine is not None and progress.iteration is not None
     return RankRecord(
         rank=rank,
         device_name="CPU" if on_cpu else torch.cuda.get_device_name(device),
-        device_uuid=nvml.uuid,
+        device_uuid=uuid,
         capacity_bytes=capacity,
         peaks=progress.memory.peaks,
         alloc_retries=progress.alloc_retries,
         warmup_alloc_retries=progress.warmup_alloc_retries,
         ooms=counters.ooms() if isinstance(counters, CudaCounters) else None,
+        segments=counters.segments() if isinstance(counters, CudaCounters) else None,
+        reserved_by_iteration_bytes=tuple(progress.reserved) or None,
         nvml=nvml.result,
-        seconds_per_iteration=progress.seconds_per_iteration,
-        loss=finite(progress.loss),
-        optimizer_steps=progress.engine.optimizer_steps if progress.engine and progress.iteration is not None else 0,
-        parameters=progress.engine.parameter_count if progress.engine and progress.iteration is not None else None,
+        seconds_per_iteration=progress.times.seconds_per_iteration if progress.times else None,
+        parts=progress.times.parts if progress.times else None,
+        iterations=progress.iteration,
+        in_effect=progress.in_effect,
+        loss=None if failure else finite(progress.loss),
+        optimizer_steps=progress.engine.optimizer_steps if progress.engine and trained else 0,
+        parameters=progress.engine.parameter_count if progress.engine and trained else None,
         allocator_settings=None if on_cpu else allocator_settings(),
         failure=failure,
-        oom=oom,
+        oom=cause is Cause.DEVICE_MEMORY,
+        host_oom=cause is Cause.HOST_MEMORY,
     )
 
 
@@ -107,26 +140,53 @@ def join_world(spec: CellSpec, device: torch.device) -> None:
 def train(spec: CellSpec, rank: int, device: torch.device, progress: Progress) -> None:
     engine = make_engine(spec, device)
     engine.load(lambda dtype: build_model(spec, dtype))
-    progress.memory.enter(Phase.PREPARE)
+    progress.enter(Phase.PREPARE)
     engine.prepare()
     batches = RandomBatches(spec, rank, device)
     progress.engine, progress.iteration = engine, 0
+    warm_up(spec, engine, batches, progress)
+    progress.warmup_alloc_retries = retries(progress)
+    for _ in range(MAX_WINDOWS):
+        if measure(spec, engine, batches, progress) == spec.measured_iterations:
+            break
+    else:
+        raise RuntimeError(f"optimizer steps were skipped in each of {MAX_WINDOWS} measured windows")
+    check_steps(spec, progress.iteration, engine.optimizer_steps)
+    if spec.device.kind is not DeviceKind.VIRTUAL and finite(progress.loss) is None:
+        raise RuntimeError(f"the loss is not finite after {progress.iteration} iterations")
 
-    while progress.iteration < spec.warmup_iterations or engine.optimizer_steps == 0:
+
+def warm_up(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Progress) -> None:
+    """Until the optimizer's states exist and the last step was not skipped: fp16 scaling has settled then."""
+    witness = Witness(spec, engine.model)
+    stepped = False
+    assert progress.iteration is not None
+    while progress.iteration < spec.warmup_iterations or not stepped:
         if progress.iteration >= spec.warmup_iterations + MAX_SKIPPED_STEPS:
             raise RuntimeError(f"the optimizer made no step in {progress.iteration} iterations: every one was skipped")
-        iterate(spec, engine, batches, progress)
+        steps = engine.optimizer_steps
+        with witness.watching() if progress.iteration == 0 else nullcontext():
+            iterate(spec, engine, batches, progress)
+        stepped = engine.optimizer_steps > steps
+        check_steps(spec, progress.iteration, engine.optimizer_steps)
+    progress.in_effect = witness.testimony(engine.optimizer)
+
+
+def measure(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Progress) -> int:
+    """One window. Gives the optimizer steps that really happened in it."""
     steps_before = engine.optimizer_steps
-    progress.warmup_alloc_retries = retries(progress)
-    timer = make_timer(spec)
-    timer.start()
+    progress.reserved = reserved(progress)
+    progress.timer = make_timer(spec)
+    progress.timer.start()
     for _ in range(spec.measured_iterations):
         iterate(spec, engine, batches, progress)
-        timer.lap()
-    progress.seconds_per_iteration = timer.stop()
+        progress.timer.lap()
+        progress.reserved += reserved(progress)
+    progress.times = progress.timer.stop()
+    progress.timer = NoTimer()
     if progress.warmup_alloc_retries is not None:
         progress.alloc_retries = (retries(progress) or 0) - progress.warmup_alloc_retries
-    assert engine.optimizer_steps > steps_before, "no optimizer step happened in the measured iterations"
+    return engine.optimizer_steps - steps_before
 
 
 def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Progress) -> None:
@@ -134,14 +194,16 @@ def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Pr
     assert progress.iteration is not None
     progress.loss = None
     for _ in range(spec.accumulation):
+        progress.timer.mark(Part.DATA)
         progress.memory.enter(Phase.FORWARD)
         batch = batches.next()
         assert batch["input_ids"].shape == (spec.batch_size, spec.seq_len)
+        progress.enter(Phase.FORWARD)
         with engine.micro_batch():
             loss = engine.forward(batch)
-            progress.memory.enter(Phase.BACKWARD)
+            progress.enter(Phase.BACKWARD)
             engine.backward(loss)
-            progress.memory.enter(Phase.OPTIMIZER)
+            progress.enter(Phase.OPTIMIZER)
             engine.step()
     progress.iteration += 1
     progress.loss = loss.detach()
@@ -158,6 +220,11 @@ def retries(progress: Progress) -> int | None:
     return counters.alloc_retries() if isinstance(counters, CudaCounters) else None
 
 
+def reserved(progress: Progress) -> list[int]:
+    counters = progress.memory.counters
+    return [counters.reserved()] if isinstance(counters, CudaCounters) else []
+
+
 def finite(loss: torch.Tensor | None) -> float | None:
     value = math.nan if loss is None else float(loss)
     return value if math.isfinite(value) else None
@@ -166,39 +233,3 @@ def finite(loss: torch.Tensor | None) -> float | None:
 def allocator_settings() -> dict[str, object]:
     """What is in force, read back from the allocator rather than from the environment."""
     return dict(torch.cuda.memory._snapshot()["allocator_settings"])
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device (on the CPU: the rank's memory limit) had no room for what was asked."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return "DefaultCPUAllocator: can't allocate memory" in text or "CUDA error: out of memory" in text
-
-
-def describe_failure(error: Exception, rank: int, progress: Progress, device: torch.device | None) -> Failure:
-    free = allocated = reserved = None
-    if device is not None:
-        allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-        with suppress(RuntimeError):  # the context is beyond use after some errors
-            free = torch.cuda.mem_get_info(device)[0]
-    return Failure(
-        kind=type(error).__name__,
-        message=str(error).split("\n\n")[0][:2000],
-        phase=progress.memory.phase,
-        iteration=progress.iteration,
-        rank=rank,
-        requested_bytes=_requested_bytes(str(error)),
-        free_bytes=free,
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-    )
-
-
-def _requested_bytes(message: str) -> int | None:
-    """The size in PyTorch's own messages: `Tried to allocate 1.96 GiB` (GPU), `you tried to allocate N bytes` (CPU)."""
-    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
-    if not found:
-        return None
-    unit = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[found.group(2)]
-    return round(float(found.group(1)) * unit)

@@ -31,6 +31,14 @@ class Engine(Protocol):
     def step(self) -> None: ...
 
     @property
+    def model(self) -> nn.Module:
+        """The model itself, without what the engine wraps it in."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The one that holds the states."""
+
+    @property
     def optimizer_steps(self) -> int:
         """Steps that really happened: dynamic loss scaling may have skipped some."""
 

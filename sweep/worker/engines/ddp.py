@@ -27,11 +27,11 @@ class DdpEngine:
     def load(self, build: Callable[[torch.dtype], nn.Module]) -> None:
         dtype = torch.bfloat16 if self._spec.precision is Precision.BF16_PURE else torch.float32
         with self._device:
-            self._model = build(dtype)
+            self.model = build(dtype)
 
     def prepare(self) -> None:
-        optimizer = build_optimizer(self._spec.optimizer, self._model.parameters())
-        self._model, self._optimizer = self._accelerator.prepare(self._model, optimizer)
+        self.optimizer = build_optimizer(self._spec.optimizer, self.model.parameters())
+        self._model, self._optimizer = self._accelerator.prepare(self.model, self.optimizer)
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:

@@ -46,14 +46,14 @@ class DeepSpeedEngine:
         dtype = DTYPES.get(self._spec.precision, torch.float32)
         if self._spec.engine.zero_stage == 3:
             with deepspeed.zero.Init(config_dict_or_path=self._config):
-                self._model = build(dtype)
+                self.model = build(dtype)
         else:
             with self._device:
-                self._model = build(dtype)
+                self.model = build(dtype)
 
     def prepare(self) -> None:
-        optimizer = build_optimizer(self._spec.optimizer, self._model.parameters())
-        self._engine, *_ = deepspeed.initialize(model=self._model, optimizer=optimizer, config=self._config)
+        self.optimizer = build_optimizer(self._spec.optimizer, self.model.parameters())
+        self._engine, *_ = deepspeed.initialize(model=self.model, optimizer=self.optimizer, config=self._config)
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
@@ -75,4 +75,4 @@ class DeepSpeedEngine:
 
     @property
     def parameter_count(self) -> int:
-        return sum(int(getattr(p, "ds_numel", p.numel())) for p in self._model.parameters())
+        return sum(int(getattr(p, "ds_numel", p.numel())) for p in self.model.parameters())
