@@ -27,6 +27,8 @@ _SHOWN_BY_AXES = ("model.name", "engine.name", "engine.zero_stage", "device.kind
 _BELONGS_TO = {"model": "model.", "engine": "engine.", "device": "device.", "gpu": "device.gpu."}
 SLOW = 1.25
 """Seconds per sample, relative to the best smaller size, from which a size is too slow to use."""
+NOISE = 0.01
+"""A difference in speed that is none."""
 _DECIDING_SOFTWARE = ("torch", "transformers", "accelerate", "deepspeed", "driver", "processor", "cores")
 
 
@@ -300,8 +302,9 @@ def verdicts(panels: Sequence[Sequence[Series]], axis: str) -> list[str]:
                 continue
             names = axis_label(axis, first.value(axis)), axis_label(axis, other.value(axis))
             gain = other_rate / rate - 1
-            paying += gain > 0
+            paying += gain >= NOISE
             how = "never gets below the dotted line" if gain <= 0 else "gets below the dotted line"
+            how = "changes nothing that could be told from noise" if abs(gain) < NOISE else how
             said.append(
                 f"{names[1]} {how}: at best {1 / other_rate:.4f} s a sample (batch size {best.spec.batch_size}), "
                 f"{abs(gain):.1%} {'more' if gain > 0 else 'less'} speed than {names[0]}, {1 / rate:.4f} s "

@@ -22,7 +22,9 @@ BELOW = {
     "analysis": {"spec", "record"},
     "importing": {"spec", "record", "store", "virtual"},
     "plots": {"spec", "record", "store", "analysis"},
-    "report": {"spec", "record", "store", "analysis"},
+    "summary": {"spec", "record", "analysis"},
+    "page": {"record", "analysis", "plots", "summary"},
+    "report": {"store", "page", "summary"},
     "virtual": set(),
     "nvml": set(),
 }

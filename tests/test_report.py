@@ -158,12 +158,13 @@ def test_the_command_prints_writes_and_never_imports_torch(tmp_path: Path) -> No
     store_of(tmp_path / "results" / "study", study())
     program = (
         f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import sweep.report; code = sweep.report.main([]);"
-        "print({'torch', 'transformers', 'matplotlib'} & set(sys.modules)); sys.exit(code)"
+        "print({'torch', 'transformers', 'matplotlib.pyplot'} & set(sys.modules)); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("study: llama3-8b")
     assert done.stdout.endswith("set()\n")
+    assert (tmp_path / "results" / "study" / "report.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "results" / "study" / "summary.md").read_text().startswith("# study\n")
 
 
