@@ -100,6 +100,10 @@ def _start() -> None:
             after=lambda module: _our_module("sweep_virtual_autograd").finish_backward_passes(module),
         ),
         _AroundImport(
+            "torch.nn.parallel.distributed",
+            after=lambda module: _our_module("sweep_virtual_autograd").watch_data_parallel(module),
+        ),
+        _AroundImport(
             "torch.distributed.distributed_c10d",
             after=lambda module: _our_module("sweep_virtual_world").form_world_alone(module),
         ),

@@ -5,7 +5,39 @@ allocations still find that memory taken is a race, on a real GPU as well: peaks
 """
 
 import functools
+import sys
 from typing import Any
+
+PASSES_AFTER_DDP = 16
+"""Backward passes within which DistributedDataParallel has rebuilt its buckets, also under gradient accumulation."""
+_watched = 0
+
+
+def watch_data_parallel(distributed: Any) -> None:
+    """DistributedDataParallel replaces its buckets once. NCCL's watchdog still refers to the old ones, until it looks,
+    every 100 ms of real time: an iteration takes longer than that on a real GPU, and less on this one."""
+    start = distributed.DistributedDataParallel.__init__
+
+    @functools.wraps(start)
+    def start_watched(*args: Any, **kwargs: Any) -> None:
+        global _watched
+        _watched = PASSES_AFTER_DDP
+        start(*args, **kwargs)
+
+    distributed.DistributedDataParallel.__init__ = start_watched
+
+
+def _let_watchdog_look(torch: Any) -> None:
+    global _watched
+    if not _watched:
+        return
+    _watched -= 1
+    torch.cuda.synchronize()
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
+    for group in c10d._world.pg_map:
+        backend = group._get_backend(torch.device("cuda")) if "cuda" in str(group._device_types) else None
+        if hasattr(backend, "_wait_for_pending_works"):
+            backend._wait_for_pending_works()
 
 
 def finish_backward_passes(torch: Any) -> None:
@@ -29,6 +61,7 @@ def _wrap(torch: Any, name: str) -> None:
                     out, leaf, seed = empty(device)
                     # The thread takes this one up only when it is done with the last one.
                     grad(out, leaf, grad_outputs=seed, retain_graph=True)
+            _let_watchdog_look(torch)
         return result
 
     setattr(torch.autograd, name, start_and_finish)
