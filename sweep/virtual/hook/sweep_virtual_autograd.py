@@ -35,9 +35,10 @@ def _let_watchdog_look(torch: Any) -> None:
     torch.cuda.synchronize()
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     for group in c10d._world.pg_map:
-        backend = group._get_backend(torch.device("cuda")) if "cuda" in str(group._device_types) else None
-        if hasattr(backend, "_wait_for_pending_works"):
-            backend._wait_for_pending_works()
+        if "cuda" in str(group._device_types):
+            wait = getattr(group._get_backend(torch.device("cuda")), "_wait_for_pending_works", None)
+            if wait is not None:  # of NCCL
+                wait()
 
 
 def finish_backward_passes(torch: Any) -> None:
