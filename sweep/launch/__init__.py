@@ -15,6 +15,7 @@ from sweep.launch.commands import environment as process_environment
 from sweep.launch.host_memory import oom_kills
 from sweep.launch.process import Child, start_process, watch
 from sweep.launch.progress import ended_path, read_ended, read_progress
+from sweep.launch.stacks import ask
 from sweep.launch.stall import StallDetector
 from sweep.launch.warm import spawn_warm
 from sweep.record import CellRecord, Failure, RankRecord, Status
@@ -75,12 +76,13 @@ def _measure(spec: CellSpec, directory: CellDirectory, identifier: str) -> Verdi
         if busy is not None:
             return Status.BUSY_DEVICE, busy, None
     variables = process_environment(spec, identifier)
-    kills = oom_kills()
+    kills, stacks = oom_kills(), dict[int, str]()
     ended = watch(
         _start(spec, directory, variables),
         timeout_seconds=spec.timeout_seconds,
         failed_rank=lambda: _any_rank_failed(spec, directory),
         stalled_seconds=StallDetector(directory.path).stalled_seconds,
+        before_ending=lambda: stacks.update(ask(directory.path)),
         mark={name: variables[name] for name in ("SWEEP_CELL", "SWEEP_PARENT_PID")},
     )
     ranks, unreadable = _read_ranks(spec, directory)
@@ -89,9 +91,11 @@ def _measure(spec: CellSpec, directory: CellDirectory, identifier: str) -> Verdi
         exit_codes=read_ended(directory.path),
         oom_kills=oom_kills() - kills,
         unreadable=unreadable,
+        stacks=stacks,
     )
     verdict = classify(spec, ranks, ended, directory.stderr_path, clues)
-    for path in (ended_path(directory.path), *directory.path.glob("progress*.json")):
+    left = [*directory.path.glob("progress*.json"), *directory.path.glob("stack*.txt")]
+    for path in (ended_path(directory.path), *left):
         with suppress(OSError):
             path.unlink()
     return verdict

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sweep.launch.process import Ended
 from sweep.launch.progress import RankProgress, farthest_behind
+from sweep.launch.stacks import odd_one_out
 from sweep.record import Failure, RankRecord, Status
 from sweep.spec import CellSpec, DeviceKind
 
@@ -39,6 +40,8 @@ class Clues:
     """Processes that the kernel killed for want of memory while the cell ran."""
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """Ranks whose record cannot be read, and why."""
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    """Where the ranks of a cell that took too long were."""
 
 
 def classify(
@@ -100,16 +103,16 @@ def _too_late(spec: CellSpec, ranks: Sequence[RankRecord], ended: Ended, clues: 
     else:
         sentence = f"nothing moved for {ended.stalled_seconds:.0f} s"
     done = {rank.rank for rank in ranks}
-    behind = farthest_behind([rank for rank in clues.progress if rank.rank not in done])
+    waiting = [rank for rank in clues.progress if rank.rank not in done]
+    odd = odd_one_out({rank: stack for rank, stack in clues.stacks.items() if rank not in done})
+    behind = farthest_behind(waiting) or next((rank for rank in waiting if rank.rank == odd), None)
     failure = Failure(kind="Timeout", message=sentence, stderr_tail=tail)
     if behind is None:
         return Status.TIMEOUT, sentence, failure
-    sentence += f"; rank {behind.rank} is the last, {behind.sentence}"
-    return (
-        Status.TIMEOUT,
-        sentence,
-        replace(failure, message=sentence, rank=behind.rank, phase=behind.phase, iteration=behind.iteration),
-    )
+    sentence += f"; the others wait for rank {behind.rank}, {behind.sentence}"
+    failure = replace(failure, message=sentence, rank=behind.rank, phase=behind.phase, iteration=behind.iteration)
+    stack = clues.stacks.get(behind.rank)
+    return Status.TIMEOUT, sentence, replace(failure, stderr_tail=stack) if stack else failure
 
 
 def _silent(spec: CellSpec, missing: list[int], ended: Ended, clues: Clues, tail: str) -> Verdict:

@@ -51,15 +51,20 @@ def watch(
     timeout_seconds: float,
     failed_rank: Callable[[], bool],
     stalled_seconds: Callable[[], float | None] = lambda: None,
+    before_ending: Callable[[], None] = lambda: None,
     mark: Mapping[str, str] | None = None,
 ) -> Ended:
     """Wait for the end. As soon as `failed_rank` says so, the others have `GRACE_SECONDS` and are then ended.
 
-    `stalled_seconds` gives for how long nothing has moved once that is too long. Whatever happens, nothing of the
-    child's process tree is left, nor any process that carries the variables of `mark` in its environment.
+    `stalled_seconds` gives for how long nothing has moved once that is too long. `before_ending` is called while a cell
+    that takes too long still runs. Whatever happens, nothing of the child's process tree is left, nor any process that
+    carries the variables of `mark` in its environment.
     """
     try:
-        return _wait(child, timeout_seconds, failed_rank, stalled_seconds)
+        ended = _wait(child, timeout_seconds, failed_rank, stalled_seconds)
+        if ended.timed_out or ended.stalled_seconds is not None:
+            before_ending()
+        return ended
     finally:
         end_tree(child.pid)
         child.wait()

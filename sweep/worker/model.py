@@ -1,5 +1,7 @@
 """The model of a cell: published architecture, random weights. Only the architecture matters for memory and speed."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -18,8 +20,16 @@ def build_model(spec: CellSpec, dtype: torch.dtype) -> nn.Module:
     config = AutoConfig.for_model(spec.model.model_type, use_cache=False, **spec.model.config, **extra)
     model: nn.Module = AUTO_CLASSES[spec.model.task].from_config(config, dtype=dtype)
     if spec.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+        enable_checkpointing(model)
     return model.train()
+
+
+def enable_checkpointing(model: nn.Module) -> None:
+    """Without re-entrance, so that frozen embeddings get gradients behind them; transformers 5 renamed the method."""
+    enable: Any = getattr(model, "activation_checkpointing_enable", None)
+    if enable is None:
+        enable = model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def import_architecture(spec: CellSpec) -> None:

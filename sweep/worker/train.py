@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sweep.launch.progress import ProgressFile
+from sweep.launch.stacks import answer_when_asked
 from sweep.measure.memory import CpuCounters, CudaCounters, PhaseMemory
 from sweep.measure.nvml import NvmlSampler
 from sweep.measure.timing import CpuTimer, CudaTimer, IterationTimer, NoTimer, Part, Times
@@ -60,6 +61,7 @@ class Progress:
 
 def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> RankRecord:
     on_cpu = spec.device.kind is DeviceKind.CPU
+    answer_when_asked(directory, rank)
     file = ProgressFile(directory, rank)
     import_architecture(spec)
     with NvmlSampler(enabled=not on_cpu) as nvml:  # before CUDA starts, so that its baseline is clean

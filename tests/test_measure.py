@@ -1,0 +1,287 @@
+"""What a rank measures and checks of itself: times, NVML, and whether the configuration is in effect."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY, read_model
+from torch import nn
+
+from sweep import virtual
+from sweep.launch import run_cell
+from sweep.measure.nvml import NvmlSampler
+from sweep.measure.timing import Mark, Part, times
+from sweep.record import InEffect, NvmlMemory, RankRecord, Status
+from sweep.spec import CellSpec, EngineName, EngineSpec, Precision
+from sweep.store import Store
+from sweep.worker.engines import make_engine
+from sweep.worker.failure import NotInEffectError
+from sweep.worker.in_effect import Witness, check, check_steps
+from sweep.worker.model import RandomBatches, build_model
+
+MakeSpec = Callable[..., CellSpec]
+VIRTUAL = {"kind": "virtual", "gpu": {"key": "a100-80gb"}}
+needs_virtual_gpu = pytest.mark.skipif(virtual.check() is not None, reason=str(virtual.check()))
+
+
+def on_two_gpus(program: str, visible: str | None = None) -> str:
+    """What a program prints that sees two virtual GPUs."""
+    variables = os.environ | virtual.environment(virtual.gpu("a100-80gb"), gpus=2)
+    variables["PYTHONPATH"] += f"{os.pathsep}{REPOSITORY}"
+    if visible is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = visible
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+HELD_BY_RANK = """
+    import sys, torch
+    from sweep.measure.nvml import NvmlSampler
+    from sweep.nvml import Nvml
+    first, second = (device.uuid for device in Nvml().devices())
+    order = {"": [first, second], "1,0": [second, first]}.get(VISIBLE, [second, first])
+    for rank in range(2):
+        with NvmlSampler() as sampler:
+            device = torch.device("cuda", rank)
+            uuid = sampler.bind(str(torch.cuda.get_device_properties(device).uuid))
+            held = torch.empty((rank + 1) << 30, dtype=torch.uint8, device=device)
+            sampler.finish()
+            print(order.index(uuid), sampler.result.used_peak_bytes >> 30, sampler.result.info_version)
+            del held
+            torch.cuda.empty_cache()
+"""
+
+
+@needs_virtual_gpu
+@pytest.mark.parametrize("order", ["as they are", "reversed", "by UUID"])
+def test_nvml_follows_the_device_that_the_rank_uses(order: str) -> None:
+    listed = on_two_gpus("from sweep.nvml import Nvml\nfor d in Nvml().devices(): print(d.uuid)").split()
+    visible = {"as they are": "", "reversed": "1,0", "by UUID": ",".join(reversed(listed))}[order]
+    program = textwrap.dedent(HELD_BY_RANK).replace("VISIBLE", repr(visible))
+    printed = on_two_gpus(program, visible or None)
+    # Rank 0 holds 1 GiB on the first visible device, rank 1 holds 2 GiB on the second; the context is below 1 GiB.
+    assert printed.splitlines() == ["0 1 2", "1 2 2"]
+
+
+@needs_virtual_gpu
+@pytest.mark.parametrize("order", ["1,0", "by UUID", "1", "7", "0,7,1", ""])
+def test_visible_gpus_are_in_cudas_order(order: str) -> None:
+    program = """
+        from sweep import environment
+        from sweep.nvml import Nvml
+        everything = [device.uuid for device in Nvml().devices()]
+        print([everything.index(gpu.uuid) for gpu in environment.visible_gpus()])
+    """
+    listed = on_two_gpus("from sweep.nvml import Nvml\nfor d in Nvml().devices(): print(d.uuid)").split()
+    visible = f"{listed[1]},{listed[0]}" if order == "by UUID" else order
+    wanted = {"1,0": [1, 0], "by UUID": [1, 0], "1": [1], "7": [], "0,7,1": [0], "": []}[order]
+    assert on_two_gpus(program, visible).strip() == str(wanted)
+
+
+@needs_virtual_gpu
+def test_others_share_of_the_device_is_told_apart(make_spec: MakeSpec, tmp_path: Path) -> None:
+    gpu = {"key": "a100-80gb", "other_processes_bytes": 3 << 30}
+    record = run_cell(make_spec(device={"kind": "virtual", "gpu": gpu}), Store(tmp_path), [])
+    assert record.status is Status.OK, record.reason
+    nvml = record.ranks[0].nvml
+    assert nvml is not None
+    assert nvml.baseline_bytes == nvml.other_processes_bytes == 3 << 30
+    assert nvml.process_bytes == nvml.used_peak_bytes
+    assert nvml.samples > 0
+
+
+def test_what_nvml_does_not_show_is_unknown_and_not_zero() -> None:
+    hidden = NvmlMemory(baseline_bytes=1, peak_bytes=5, samples=1, period_seconds=0.02)
+    assert hidden.process_bytes is None
+    assert hidden.other_processes_bytes is None
+    sampler = NvmlSampler(enabled=False)
+    assert (sampler.bind("GPU-1"), sampler.result, sampler.free_bytes()) == (None, None, None)
+
+
+def test_times_are_added_up_by_iteration() -> None:
+    order = [None, Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER]
+    second = [Part.DATA, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, None]
+    # Two iterations of two micro-batches; mark n is made at n squared seconds.
+    parts = [*order, *second, *order[1:], *second]
+    measured = times([Mark(part, float(i * i)) for i, part in enumerate(parts)], lambda a, b: b.host - a.host)
+    assert measured.seconds_per_iteration == (81.0, 18.0**2 - 81.0)
+    assert measured.parts.data_seconds == (4 - 1 + 36 - 25, 121 - 100 + 225 - 196)
+    assert measured.parts.forward_seconds == (9 - 4 + 49 - 36, 144 - 121 + 256 - 225)
+    assert measured.parts.optimizer_seconds == (25 - 16 + 81 - 64, 196 - 169 + 324 - 289)
+
+
+def test_a_record_holds_everything_about_its_iterations(make_spec: MakeSpec, tmp_path: Path) -> None:
+    spec = make_spec(accumulation=2, measured_iterations=5)
+    record = run_cell(spec, Store(tmp_path), [])
+    assert record.status is Status.OK, record.reason
+    (rank,) = record.ranks
+    assert rank.iterations == rank.optimizer_steps == spec.warmup_iterations + 5
+    assert rank.seconds_per_iteration is not None
+    assert rank.parts is not None
+    parts = rank.parts
+    for whole, *each in zip(
+        rank.seconds_per_iteration,
+        parts.data_seconds,
+        parts.forward_seconds,
+        parts.backward_seconds,
+        parts.optimizer_seconds,
+        strict=True,
+    ):
+        assert all(part > 0 for part in each)
+        assert sum(each) <= whole * 1.0001
+    assert rank.in_effect == InEffect(
+        layer_forwards=1,
+        compute_dtypes=("float32",),
+        parameter_dtypes=("float32",),
+        gradient_dtypes=("float32",),
+        optimizer_state_dtypes=("float32",),
+    )
+
+
+@needs_virtual_gpu
+@pytest.mark.parametrize(
+    ("precision", "engine", "stored", "compute", "state"),
+    [
+        ("fp32", {"name": "ddp"}, "float32", "float32", "float32"),
+        ("bf16", {"name": "ddp"}, "float32", "bfloat16", "float32"),
+        ("fp16", {"name": "ddp"}, "float32", "float16", "float32"),
+        ("bf16_pure", {"name": "ddp"}, "bfloat16", "bfloat16", "bfloat16"),
+        ("bf16", {"name": "deepspeed", "zero_stage": 0}, "bfloat16", "bfloat16", "float32"),
+        ("bf16", {"name": "deepspeed", "zero_stage": 3}, "bfloat16", "bfloat16", "float32"),
+        ("fp16", {"name": "deepspeed", "zero_stage": 2}, "float16", "float16", "float32"),
+    ],
+)
+def test_precision_and_checkpointing_are_seen_in_effect(
+    make_spec: MakeSpec,
+    tmp_path: Path,
+    precision: str,
+    engine: dict[str, object],
+    stored: str,
+    compute: str,
+    state: str,
+) -> None:
+    spec = make_spec(device=VIRTUAL, precision=precision, engine=engine, gradient_checkpointing=True)
+    record = run_cell(spec, Store(tmp_path), [])
+    assert record.status is Status.OK, record.reason
+    (rank,) = record.ranks
+    assert rank.in_effect == InEffect(
+        layer_forwards=2,
+        compute_dtypes=(compute,),
+        parameter_dtypes=(stored,),
+        gradient_dtypes=(stored,),
+        optimizer_state_dtypes=(state,),
+    )
+    assert rank.segments is not None
+    assert rank.segments > 0
+    for peak in rank.peaks.values():
+        assert peak.fragmentation_bytes is not None
+        assert peak.fragmentation_bytes >= 0
+    assert rank.reserved_by_iteration_bytes is not None
+    assert len(rank.reserved_by_iteration_bytes) == spec.measured_iterations + 1
+
+
+@pytest.mark.parametrize("way", ["eval mode", "never enabled"])
+def test_checkpointing_that_does_nothing_is_noticed(make_spec: MakeSpec, way: str) -> None:
+    spec = make_spec(gradient_checkpointing=True)
+    model = build_model(make_spec(gradient_checkpointing=way == "eval mode"), torch.float32)
+    if way == "eval mode":
+        model.eval()
+    with pytest.raises(NotInEffectError, match="gradient_checkpointing=true is not in effect: a layer ran 1 times"):
+        one_iteration(spec, model)
+
+
+def one_iteration(spec: CellSpec, model: nn.Module) -> InEffect:
+    witness, optimizer = Witness(spec, model), torch.optim.AdamW(model.parameters())
+    with witness.watching():
+        model(**RandomBatches(spec, 0, torch.device("cpu")).next()).loss.backward()
+    optimizer.step()
+    return witness.testimony(optimizer)
+
+
+def test_the_witness_leaves_no_hook(make_spec: MakeSpec) -> None:
+    model = build_model(make_spec(), torch.float32)
+    assert one_iteration(make_spec(), model).layer_forwards == 1
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_a_precision_that_is_not_in_effect_is_noticed(make_spec: MakeSpec) -> None:
+    with pytest.raises(NotInEffectError, match="precision=bf16 is not in effect: compute are float32, not bfloat16"):
+        one_iteration(make_spec(precision="bf16"), build_model(make_spec(), torch.float32))
+
+
+def test_states_in_half_precision_under_mixed_precision_are_noticed(make_spec: MakeSpec) -> None:
+    engine = EngineSpec(name=EngineName.DEEPSPEED, zero_stage=2)
+    seen = InEffect(
+        layer_forwards=1,
+        compute_dtypes=("bfloat16",),
+        parameter_dtypes=("bfloat16",),
+        gradient_dtypes=("bfloat16",),
+        optimizer_state_dtypes=("bfloat16", "float32"),
+    )
+    spec = make_spec(precision="bf16", engine={"name": engine.name.value, "zero_stage": engine.zero_stage})
+    with pytest.raises(NotInEffectError, match="optimizer states are bfloat16, float32, not float32"):
+        check(spec, seen)
+
+
+def test_every_iteration_is_one_optimizer_step(make_spec: MakeSpec) -> None:
+    check_steps(make_spec(), 3, 3)
+    with pytest.raises(NotInEffectError, match="accumulation=4 is not in effect: 8 iterations made 2"):
+        check_steps(make_spec(accumulation=4), 8, 2)
+    with pytest.raises(NotInEffectError):
+        check_steps(make_spec(precision="fp16", device=VIRTUAL), 2, 8)
+    check_steps(make_spec(precision="fp16", device=VIRTUAL), 8, 6)
+
+
+def test_growth_is_told() -> None:
+    def rank(*reserved: int) -> RankRecord:
+        return RankRecord(rank=0, device_name="", capacity_bytes=1, reserved_by_iteration_bytes=reserved or None)
+
+    assert rank(5, 5, 7).reserved_growth_bytes == 2
+    assert rank(5, 5, 5).reserved_growth_bytes == 0
+    assert rank().reserved_growth_bytes is None
+
+
+@pytest.fixture
+def single_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def gradients(spec: CellSpec, tokens: torch.Tensor) -> list[torch.Tensor]:
+    """What the optimizer would see after one iteration of `accumulation` micro-batches of these sequences."""
+    torch.manual_seed(0)
+    engine = make_engine(spec, torch.device("cpu"))
+    engine.load(lambda dtype: build_model(spec, dtype))
+    engine.prepare()
+    for batch in torch.split(tokens, spec.batch_size):
+        with engine.micro_batch():
+            engine.backward(engine.forward({"input_ids": batch, "labels": batch}))
+    return [parameter.grad.clone() for parameter in engine.model.parameters() if parameter.grad is not None]
+
+
+def test_accumulated_gradients_are_those_of_one_large_batch(make_spec: MakeSpec, single_process: None) -> None:
+    tokens = torch.randint(1, read_model("tiny")["config"]["vocab_size"], (6, 32))
+    small = gradients(make_spec(batch_size=2, accumulation=3), tokens)
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    large = gradients(make_spec(batch_size=6, accumulation=1), tokens)
+    assert len(small) == len(large) > 0
+    for one, other in zip(small, large, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    assert make_spec().precision is Precision.FP32
