@@ -7,6 +7,7 @@ COMMANDS = {
     "plots": "sweep.plots",
     "report": "sweep.report",
     "import": "sweep.importing",
+    "recommend": "sweep.recommend",
 }
 
 

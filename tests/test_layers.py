@@ -25,6 +25,8 @@ BELOW = {
     "summary": {"spec", "record", "analysis"},
     "page": {"record", "analysis", "plots", "summary"},
     "report": {"store", "page", "summary"},
+    "recommend": {"spec", "record", "store", "analysis", "emit"},
+    "emit": {"spec"},
     "virtual": set(),
     "nvml": set(),
 }

@@ -1,0 +1,157 @@
+"""A configuration as files and commands for the libraries that train with it.
+
+accelerate   YAML for `accelerate launch --config_file`
+deepspeed    `ds_config.json` for `deepspeed.initialize`
+trainer      JSON of keyword arguments for `transformers.TrainingArguments`
+command      a launch command with its environment, for a script that parses `TrainingArguments`
+"""
+
+import json
+import shlex
+from enum import Enum
+from typing import Any
+
+import yaml
+
+from sweep.spec import CellSpec, DeviceKind, EngineName, Optimizer, Precision
+
+ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
+MIXED = (Precision.BF16, Precision.FP16)
+
+
+class Target(str, Enum):
+    ACCELERATE = "accelerate"
+    DEEPSPEED = "deepspeed"
+    TRAINER = "trainer"
+    COMMAND = "command"
+
+    @property
+    def file_name(self) -> str:
+        return {
+            Target.ACCELERATE: "accelerate.yaml",
+            Target.DEEPSPEED: "ds_config.json",
+            Target.TRAINER: "training_arguments.json",
+            Target.COMMAND: "launch.sh",
+        }[self]
+
+
+class EmitError(ValueError):
+    """This configuration cannot be said to that library; one sentence."""
+
+
+def emit(spec: CellSpec, target: Target) -> str:
+    """The text of the file. Raises `EmitError`."""
+    if target is Target.ACCELERATE:
+        return accelerate_yaml(spec)
+    if target is Target.DEEPSPEED:
+        if spec.engine.name is not EngineName.DEEPSPEED:
+            raise EmitError("--emit deepspeed: the winner runs without DeepSpeed; choose --emit accelerate")
+        return json.dumps(deepspeed_config(spec), indent=2) + "\n"
+    if target is Target.TRAINER:
+        return json.dumps(training_arguments(spec), indent=2) + "\n"
+    return launch_script(spec)
+
+
+def environment(spec: CellSpec) -> dict[str, str]:
+    """What must be set before Python starts."""
+    if spec.device.kind is DeviceKind.CPU:
+        return {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    return {ALLOCATOR_VARIABLE: "expandable_segments:True"} if spec.expandable_segments else {}
+
+
+def deepspeed_config(spec: CellSpec) -> dict[str, Any]:
+    """As it was measured: the optimizer is the script's own, from torch."""
+    config: dict[str, Any] = {
+        "train_batch_size": spec.effective_batch_size,
+        "train_micro_batch_size_per_gpu": spec.batch_size,
+        "gradient_accumulation_steps": spec.accumulation,
+        "zero_optimization": {"stage": spec.engine.zero_stage},
+        "zero_allow_untested_optimizer": True,
+    }
+    if spec.precision in MIXED:
+        config[spec.precision.value] = {"enabled": True}
+    if spec.gradient_clipping is not None:
+        config["gradient_clipping"] = spec.gradient_clipping
+    return config
+
+
+def accelerate_yaml(spec: CellSpec) -> str:
+    on_cpu, several = spec.device.kind is DeviceKind.CPU, spec.world_size > 1
+    deepspeed = spec.engine.name is EngineName.DEEPSPEED
+    distributed = "DEEPSPEED" if deepspeed else ("MULTI_CPU" if on_cpu else "MULTI_GPU") if several else "NO"
+    content: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": distributed,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": spec.precision.value if spec.precision in MIXED else "no",
+        "num_machines": 1,
+        "num_processes": spec.world_size,
+        "use_cpu": on_cpu,
+    }
+    if deepspeed:
+        content["deepspeed_config"] = {
+            "gradient_accumulation_steps": spec.accumulation,
+            "zero_stage": spec.engine.zero_stage,
+            "zero3_init_flag": spec.engine.zero_stage == 3,
+            "offload_optimizer_device": "none",
+            "offload_param_device": "none",
+        }
+        if spec.gradient_clipping is not None:
+            content["deepspeed_config"]["gradient_clipping"] = spec.gradient_clipping
+    by_hand = [
+        f"the data loader's batch size: {spec.batch_size}",
+        f"Accelerator(gradient_accumulation_steps={spec.accumulation})",
+        f"gradient checkpointing: {'model.gradient_checkpointing_enable()' if spec.gradient_checkpointing else 'off'}",
+        f"optimizer: {spec.optimizer.value}",
+    ]
+    if spec.precision is Precision.BF16_PURE:
+        by_hand.append("the model is loaded with dtype=torch.bfloat16")
+    if spec.precision is Precision.TF32:
+        by_hand.append('torch.set_float32_matmul_precision("high")')
+    by_hand += [f"environment: {name}={value}" for name, value in environment(spec).items()]
+    notes = "\n".join(f"#   {line}" for line in by_hand)
+    return (
+        f"# accelerate launch --config_file THIS train.py\n# What only the script can set:\n{notes}\n"
+        + yaml.safe_dump(content, sort_keys=False)
+    )
+
+
+def training_arguments(spec: CellSpec) -> dict[str, Any]:
+    """Keyword arguments of `TrainingArguments`; `output_dir` and the length of training are the user's."""
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": spec.batch_size,
+        "gradient_accumulation_steps": spec.accumulation,
+        "gradient_checkpointing": spec.gradient_checkpointing,
+        "optim": {Optimizer.ADAMW: "adamw_torch", Optimizer.SGD: "sgd"}[spec.optimizer],
+        "max_grad_norm": spec.gradient_clipping or 0.0,
+        "bf16": spec.precision is Precision.BF16,
+        "fp16": spec.precision is Precision.FP16,
+    }
+    if spec.gradient_checkpointing:
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if spec.precision is Precision.TF32:
+        arguments["tf32"] = True
+    if spec.device.kind is DeviceKind.CPU:
+        arguments["use_cpu"] = True
+    if spec.engine.name is EngineName.DEEPSPEED:
+        arguments["deepspeed"] = deepspeed_config(spec)
+    return arguments
+
+
+def launch_script(spec: CellSpec) -> str:
+    variables = [f"{name}={shlex.quote(value)}" for name, value in environment(spec).items()]
+    launcher = ["torchrun", "--standalone", f"--nproc-per-node={spec.world_size}"]
+    options = []
+    for name, value in training_arguments(spec).items():
+        if value is False:
+            continue
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        options.append(f"--{name}={shlex.quote(text)}" if value is not True else f"--{name}=True")
+    lines = [" ".join([*variables, *launcher, '"${SCRIPT:-train.py}"']), *options, '"$@"']
+    note = "# The model is loaded with dtype=bfloat16.\n" if spec.precision is Precision.BF16_PURE else ""
+    return (
+        f"#!/bin/sh\n# SCRIPT parses transformers.TrainingArguments; further arguments are passed on to it.\n{note}"
+        + (" \\\n  ".join(lines) + "\n")
+    )
