@@ -1,7 +1,7 @@
 """The Hydra application: `python -m sweep.run -m model=llama3-8b batch_size=1,2,4 gradient_checkpointing=false,true`.
 
 One Hydra job is one cell. The sweeper (`hydra_plugins/sweep_until_oom`) decides which cells; a job looks its cell up
-in the store, or launches it and saves the record, and returns its identity. It never raises for what a cell did.
+in the store, or launches it and saves the record, and returns it. It never raises for what a cell did.
 """
 
 import sys
@@ -12,15 +12,15 @@ from omegaconf import DictConfig
 
 from sweep.config import CONF, job_from
 from sweep.launch import run_cell
+from sweep.record import CellRecord
 from sweep.store import RESULTS, Store
 
 
-def run(config: DictConfig) -> str:
-    """Measure one cell. Gives its identity, under which the record is in the store."""
+def run(config: DictConfig) -> CellRecord:
+    """Measure one cell. Gives its record, which is in the store unless its folder cannot be written."""
     job = job_from(config)
     overrides = list(HydraConfig.get().overrides.task)
-    record = run_cell(job.spec, Store(RESULTS / job.sweep), overrides, force=bool(config.force))
-    return record.cell_id
+    return run_cell(job.spec, Store(RESULTS / job.sweep), overrides, force=bool(config.force))
 
 
 def main() -> None:

@@ -87,7 +87,10 @@ class UntilOom(Sweeper):
         if interrupted:
             return INTERRUPTED
         useful = any(record.status is not Status.UNSUPPORTED for record in records)
-        return 0 if useful and all(record.status.final for record in records) else INCOMPLETE
+        # Also of the cells whose record could not be stored.
+        statuses = {outcome.status for walk in walks for outcome in walk.outcomes.values()}
+        final = all(status.final for status in statuses | {record.status for record in records})
+        return 0 if useful and final else INCOMPLETE
 
     def _plan(self, arguments: list[str], screen: Screen) -> list[Walk]:
         """Compose and validate every series before anything is run or written."""
@@ -160,9 +163,7 @@ class UntilOom(Sweeper):
         results = self._launcher.launch(jobs, initial_job_idx=spent.cells)
         spent.cells += len(jobs)
         for walk, size, result in zip(going, sizes, results, strict=True):
-            store = stores[walk.job.sweep]
-            record = store.cell(result.return_value).read_record()
-            assert record is not None
+            record: CellRecord = result.return_value
             walk.take(size, record)
             screen.measured(record)
         for store in {id(store): store for store in stores.values()}.values():

@@ -1,11 +1,13 @@
 """What happened to a cell: from what its ranks wrote; from how its processes ended only where they wrote nothing."""
 
+import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sweep.launch.commands import REPOSITORY
 from sweep.launch.process import Ended
 from sweep.launch.progress import RankProgress, farthest_behind
 from sweep.launch.stacks import odd_one_out
@@ -177,4 +179,5 @@ def stderr_tail(path: Path) -> str:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return "\n".join([line for line in text.splitlines() if line.strip()][-TAIL_LINES:])
+    lines = [line for line in text.splitlines() if line.strip()][-TAIL_LINES:]
+    return "\n".join(lines).replace(f"{REPOSITORY}{os.sep}", "")
