@@ -7,7 +7,9 @@ COMMANDS = {
     "plots": "sweep.plots",
     "report": "sweep.report",
     "import": "sweep.importing",
+    "export": "sweep.exporting",
     "recommend": "sweep.recommend",
+    "compare": "sweep.compare",
 }
 
 

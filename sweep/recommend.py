@@ -93,8 +93,8 @@ def candidates(series: Sequence[Series], effective_batch: int, headroom: float) 
     if not found:
         if full:
             raise NothingFitsError(
-                f"every cell that reaches an effective batch of {effective_batch} leaves less than {headroom:.0%} of the"
-                " device free; --headroom takes less"
+                f"every cell that reaches an effective batch of {effective_batch} leaves less than {headroom:.0%} "
+                "of the device free; --headroom takes less"
             )
         reached = sorted({record.spec.batch_size * record.spec.world_size for one in series for record in one.measured})
         raise NothingFitsError(

@@ -27,6 +27,9 @@ BELOW = {
     "report": {"store", "page", "summary"},
     "recommend": {"spec", "record", "store", "analysis", "emit"},
     "emit": {"spec"},
+    "compare": {"record", "store", "analysis"},
+    "exporting": {"record", "store", "loggers"},
+    "loggers": {"spec", "record"},
     "virtual": set(),
     "nvml": set(),
 }
