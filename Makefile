@@ -13,7 +13,7 @@ options := $(strip $(foreach g,$(GROUPS_),$(if $($(g)),$(shell echo $(g) | tr A-
 values := $(strip $(filter-out $(foreach g,$(GROUPS_) PYTHON ARGS,$(g)=%),$(MAKEOVERRIDES)))
 overrides := $(options) $(values) $(if $(MODEL)$(EXPERIMENT),,experiment=first)
 
-.PHONY: setup sweep plots report test test-all lint bench clean
+.PHONY: setup sweep plots report test test-all lint bench gpu-check clean
 
 setup: $(INSTALLED)
 
@@ -45,6 +45,11 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/bench.py
+
+# On a machine with an NVIDIA GPU: the real one and the virtual one side by side. Where nothing can be installed:
+# python -m sweep.gpu_check, with torch, transformers and accelerate alone.
+gpu-check: $(INSTALLED)
+	$(BIN)/python -m sweep.gpu_check
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache

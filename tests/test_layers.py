@@ -32,6 +32,7 @@ BELOW = {
     "loggers": {"spec", "record"},
     "virtual": set(),
     "nvml": set(),
+    "gpu_check": {"spec", "record", "store", "environment", "launch", "virtual", "nvml"},
 }
 
 
