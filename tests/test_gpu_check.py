@@ -70,6 +70,7 @@ def test_virtual_against_virtual_is_equal_without_hydra(tmp_path: Path) -> None:
     assert len(rank["seconds_per_iteration"]) == 5
     assert len(rank["parts"]["forward_seconds"]) == 5
     assert rank["nvml"]["process_bytes"] > 0
+    assert real["environment"]["baseline_used_bytes"] == {rank["device_uuid"]: 0}
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:

@@ -2,21 +2,25 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from sweep.launch import run_cell
 from sweep.launch.classify import classify
 from sweep.launch.commands import command, environment
-from sweep.launch.process import Ended, start_process, watch
+from sweep.launch.process import Ended, end_marked, start_process, watch
 from sweep.record import Failure, Phase, RankRecord, Status
 from sweep.spec import CellSpec
+from sweep.store import Store
 
 MakeSpec = Callable[..., CellSpec]
 
@@ -131,6 +135,35 @@ def test_what_would_change_a_result_is_not_inherited(make_spec: MakeSpec, monkey
     assert "WORLD_SIZE" not in variables
     assert "PYTORCH_ALLOC_CONF" not in variables
     assert variables["SWEEP_CELL"] == "id"
+
+
+def test_a_taken_port_does_not_matter(make_spec: MakeSpec, tmp_path: Path) -> None:
+    with socket.socket() as other_job:
+        with suppress(OSError):  # then somebody else has it, which is as good
+            other_job.bind(("127.0.0.1", 29500))
+            other_job.listen()
+        record = run_cell(make_spec(world_size=2), Store(tmp_path), [])
+    assert record.status is Status.OK, record.reason
+
+
+def test_only_processes_with_the_whole_mark_are_ended() -> None:
+    def sleeper(**variables: str) -> "subprocess.Popen[bytes]":
+        program = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
+        child = subprocess.Popen(program, env=os.environ | variables, stdout=subprocess.PIPE, start_new_session=True)
+        assert child.stdout is not None
+        with child.stdout:
+            child.stdout.readline()
+        return child
+
+    left = sleeper(SWEEP_CELL="a", SWEEP_PARENT_PID="1")
+    others = [sleeper(SWEEP_CELL="a", SWEEP_PARENT_PID="2"), sleeper(SWEEP_CELL="b", SWEEP_PARENT_PID="1"), sleeper()]
+    end_marked({"SWEEP_CELL": "a", "SWEEP_PARENT_PID": "1"})
+    left.wait(timeout=10)
+    assert not psutil.pid_exists(left.pid)
+    assert [other.poll() for other in others] == [None] * 3
+    for other in others:
+        other.kill()
+        other.wait()
 
 
 def test_several_ranks_are_started_by_torch(make_spec: MakeSpec) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -11,9 +12,13 @@ from conftest import REPOSITORY, read_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sweep.launch import run_cell
+from sweep.measure.memory import CpuCounters, PhaseMemory
 from sweep.record import Phase, Status
 from sweep.spec import CellSpec, to_json
 from sweep.store import Store
+from sweep.worker.engines import Engine
+from sweep.worker.model import RandomBatches
+from sweep.worker.train import Progress, iterate
 
 MakeSpec = Callable[..., CellSpec]
 MODELS = sorted(path.stem for path in (REPOSITORY / "conf/model").glob("*.yaml"))
@@ -75,6 +80,16 @@ def test_a_bug_in_the_worker_is_a_failure_with_its_words(make_spec: MakeSpec, tm
     assert record.failure is not None
     assert record.failure.stderr_tail
     assert not record.status.final, "it runs again when asked again"
+
+
+def test_a_batch_that_is_smaller_than_claimed_is_noticed(
+    make_spec: MakeSpec,
+) -> None:
+    spec = make_spec(batch_size=4)
+    short = RandomBatches(make_spec(batch_size=3), 0, torch.device("cpu"))
+    progress = Progress(PhaseMemory(CpuCounters()), iteration=0)
+    with pytest.raises(AssertionError, match="a batch of shape"):
+        iterate(spec, cast(Engine, None), short, progress)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 from sweep import environment
 from sweep.launch.classify import Clues, Verdict, classify
-from sweep.launch.clean_slate import busy_reason
+from sweep.launch.clean_slate import baseline_bytes, busy_reason
 from sweep.launch.commands import command
 from sweep.launch.commands import environment as process_environment
 from sweep.launch.host_memory import oom_kills
@@ -40,7 +40,7 @@ def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: b
             status=status,
             reason=reason,
             spec=spec,
-            environment=environment.describe(spec.device),
+            environment=environment.describe(spec.device) | _baselines(spec),
             command=shlex.join(["python", "-m", "sweep.run", *overrides]),
             ranks=tuple(_read_ranks(spec, directory)[0]),
             failure=failure,
@@ -99,6 +99,13 @@ def _measure(spec: CellSpec, directory: CellDirectory, identifier: str) -> Verdi
         with suppress(OSError):
             path.unlink()
     return verdict
+
+
+def _baselines(spec: CellSpec) -> dict[str, object]:
+    """What was in use of each real device when the sweep began: other than near zero, it is somebody else's share."""
+    if spec.device.kind is not DeviceKind.CUDA:
+        return {}
+    return {"baseline_used_bytes": baseline_bytes(environment.visible_gpus()[: spec.world_size])}
 
 
 def _start(spec: CellSpec, directory: CellDirectory, variables: dict[str, str]) -> Child:

@@ -199,7 +199,8 @@ def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Pr
         progress.timer.mark(Part.DATA)
         progress.memory.enter(Phase.FORWARD)
         batch = batches.next()
-        assert batch["input_ids"].shape == (spec.batch_size, spec.seq_len)
+        shape = tuple(batch["input_ids"].shape)
+        assert shape == (spec.batch_size, spec.seq_len), f"a batch of shape {shape}"
         progress.enter(Phase.FORWARD)
         with engine.micro_batch():
             loss = engine.forward(batch)

@@ -11,10 +11,12 @@ import deepspeed
 import torch
 from torch import nn
 
-from sweep.spec import CellSpec, Precision
+from sweep.spec import CellSpec, DeviceKind, Precision
 from sweep.worker.engines import Batch
 from sweep.worker.optimizers import build_optimizer
 
+CPU_BUCKET = 1_000_000
+"""Elements."""
 DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
@@ -28,6 +30,9 @@ def deepspeed_config(spec: CellSpec) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }
+    if spec.device.kind is DeviceKind.CPU:
+        # The default buckets of 500 million elements are 2 GB each: more than a rank's memory limit.
+        config["zero_optimization"] |= {"reduce_bucket_size": CPU_BUCKET, "allgather_bucket_size": CPU_BUCKET}
     if spec.precision in DTYPES:
         config[spec.precision.value] = {"enabled": True}
     if spec.gradient_clipping is not None:
