@@ -5,7 +5,9 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,15 +16,17 @@ from torch import nn
 
 from sweep import virtual
 from sweep.launch import run_cell
+from sweep.measure.memory import CpuCounters, PhaseMemory
 from sweep.measure.nvml import NvmlSampler
-from sweep.measure.timing import Mark, Part, times
-from sweep.record import InEffect, NvmlMemory, RankRecord, Status
+from sweep.measure.timing import CpuTimer, Mark, Part, times
+from sweep.record import InEffect, MemoryPeak, NvmlMemory, Phase, RankRecord, Status
 from sweep.spec import CellSpec, EngineName, EngineSpec, Precision
 from sweep.store import Store
 from sweep.worker.engines import make_engine
 from sweep.worker.failure import NotInEffectError
 from sweep.worker.in_effect import Witness, check, check_steps
 from sweep.worker.model import RandomBatches, build_model
+from sweep.worker.train import Progress, measure, warm_up
 
 MakeSpec = Callable[..., CellSpec]
 VIRTUAL = {"kind": "virtual", "gpu": {"key": "a100-80gb"}}
@@ -285,3 +289,91 @@ def test_accumulated_gradients_are_those_of_one_large_batch(make_spec: MakeSpec,
     for one, other in zip(small, large, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     assert make_spec().precision is Precision.FP32
+
+
+class SkippingEngine:
+    """Steps happen or are skipped as fp16 scaling would have it."""
+
+    def __init__(self, happen: str) -> None:
+        self._happen = iter(happen)
+        self.optimizer_steps = 0
+        self.model = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters())
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        yield
+
+    def forward(self, _batch: object) -> torch.Tensor:
+        return torch.zeros(())
+
+    def backward(self, _loss: torch.Tensor) -> None:
+        pass
+
+    def step(self) -> None:
+        self.optimizer_steps += next(self._happen) == "x"
+
+
+def fp16_progress(make_spec: MakeSpec, happen: str) -> tuple[CellSpec, Any, RandomBatches, Progress]:
+    spec = make_spec(precision="fp16", warmup_iterations=1, measured_iterations=2)
+    batches = RandomBatches(spec, 0, torch.device("cpu"))
+    return spec, SkippingEngine(happen), batches, Progress(PhaseMemory(CpuCounters()), iteration=0)
+
+
+def test_fp16_warms_up_until_a_step_happens(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sweep.worker.train.make_timer", lambda _spec: CpuTimer())
+    spec, engine, batches, progress = fp16_progress(make_spec, "...xx-xx")
+    warm_up(spec, engine, batches, progress)
+    assert (progress.iteration, engine.optimizer_steps) == (4, 1)
+    assert measure(spec, engine, batches, progress) == 1, "a step was skipped: this window does not count"
+    assert measure(spec, engine, batches, progress) == 2
+    assert progress.times is not None
+    assert len(progress.times.seconds_per_iteration) == 2
+
+
+def test_fp16_that_never_settles_is_a_failure(make_spec: MakeSpec) -> None:
+    spec, engine, batches, progress = fp16_progress(make_spec, "." * 100)
+    with pytest.raises(RuntimeError, match="the optimizer made no step in 21 iterations: every one was skipped"):
+        warm_up(spec, engine, batches, progress)
+
+
+def test_a_loss_that_is_not_finite_is_a_failure(make_spec: MakeSpec, tmp_path: Path) -> None:
+    model = read_model("tiny")
+    model["config"] = model["config"] | {"rms_norm_eps": -1e9}
+    record = run_cell(make_spec(model=model, gradient_clipping=None), Store(tmp_path), [])
+    assert record.status is Status.FAILED
+    assert record.reason == "rank 0: RuntimeError: the loss is not finite after 3 iterations"
+
+
+def test_frozen_embeddings_get_gradients_behind_a_checkpoint(make_spec: MakeSpec) -> None:
+    spec = make_spec(gradient_checkpointing=True)
+    model: Any = build_model(spec, torch.float32)
+    model.get_input_embeddings().requires_grad_(False)
+    assert one_iteration(spec, model).layer_forwards == 2
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_peaks_belong_to_their_phase_alone() -> None:
+    class Steps:
+        """The peak since the last reset, of a device on which each phase holds something else."""
+
+        def __init__(self) -> None:
+            self.peak = 0
+
+        def reset(self) -> None:
+            self.peak = 0
+
+        def read(self) -> MemoryPeak:
+            return MemoryPeak(allocated_bytes=self.peak, active_bytes=self.peak, reserved_bytes=self.peak)
+
+    counters = Steps()
+    memory = PhaseMemory(counters)
+    for phase, peak in ((Phase.LOAD, 9), (Phase.FORWARD, 3), (Phase.BACKWARD, 5), (Phase.FORWARD, 4)):
+        memory.enter(phase)
+        counters.peak = peak
+    memory.fold()
+    assert {phase: peak.allocated_bytes for phase, peak in memory.peaks.items()} == {
+        Phase.LOAD: 9,
+        Phase.FORWARD: 4,
+        Phase.BACKWARD: 5,
+    }
