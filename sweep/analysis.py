@@ -10,6 +10,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sweep.record import CellRecord, Failure, RankRecord, Status
 from sweep.spec import CellSpec, DeviceKind, to_json
@@ -54,7 +55,7 @@ class Series:
     def spec(self) -> CellSpec:
         return next(iter(self.records.values())).spec
 
-    @property
+    @cached_property
     def slowdowns(self) -> Mapping[int, float]:
         """Sizes whose seconds per sample left the line of the smaller sizes, and by which factor.
 
@@ -70,13 +71,13 @@ class Series:
                 best = min(best, per_sample)
         return found
 
-    @property
+    @cached_property
     def thrashing(self) -> frozenset[int]:
         """Sizes that ran, but not usefully: with allocator retries, or far off the line of the smaller ones."""
         retried = (size for size, record in self.records.items() if record.status is Status.THRASHING)
         return frozenset((*retried, *self.slowdowns))
 
-    @property
+    @cached_property
     def largest(self) -> int | None:
         """The largest usable batch size per device: it ran, and it did not thrash."""
         good = (size for size, record in self.records.items() if record.status is Status.OK)
@@ -123,7 +124,7 @@ class Series:
         """Sizes that did not run well although a larger one did."""
         return tuple(r for size, r in self.records.items() if size < (self.largest or 0) and r.status is not Status.OK)
 
-    @property
+    @cached_property
     def measured(self) -> tuple[CellRecord, ...]:
         """The records whose memory is a result: those that ran to the end."""
         return tuple(
@@ -147,7 +148,7 @@ class Series:
         """Who published these figures; empty where they were measured here."""
         return tuple(dict.fromkeys(r.imported_from for r in self.records.values() if r.imported_from))
 
-    @property
+    @cached_property
     def used(self) -> str:
         """The counter beside reserved: `allocated`, or `active` where others published only that one."""
         ranks = [rank for record in self.measured for rank in record.ranks]
@@ -156,13 +157,13 @@ class Series:
         )
         return "active" if only_active else "allocated"
 
-    @property
+    @cached_property
     def fastest(self) -> CellRecord | None:
         """The record with the fewest seconds per sample."""
         timed = [record for record in self.measured if record.samples_per_second]
         return max(timed, key=lambda record: record.samples_per_second or 0, default=None)
 
-    @property
+    @cached_property
     def capacity_bytes(self) -> int | None:
         """Of one device, as the ranks saw it; else as it was asked for."""
         ranks = (_headline(record) for record in self.records.values())

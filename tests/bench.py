@@ -4,6 +4,9 @@ Absolute seconds are printed for orientation; only the ratios mean something on 
 """
 
 import functools
+import io
+import itertools
+import json
 import statistics
 import sys
 import tempfile
@@ -18,12 +21,13 @@ from conftest import read_model
 from rich.console import Console
 from rich.table import Table
 
-from sweep import virtual
+from sweep import plots, virtual
 from sweep.launch import run_cell
 from sweep.measure.memory import CpuCounters, PhaseMemory
 from sweep.plan import Outcome, Search, SearchMethod, limits, next_batch_size, outcome_of
 from sweep.record import CellRecord, Phase, Status
-from sweep.spec import CellSpec, from_json
+from sweep.report import markdown, page, print_summary
+from sweep.spec import CellSpec, Precision, from_json, to_json
 from sweep.store import Store
 from sweep.worker.engines import make_engine
 from sweep.worker.model import RandomBatches, build_model
@@ -172,7 +176,49 @@ def searches(console: Console) -> None:
     console.print(table)
 
 
+def ten_thousand(folder: Path) -> Store:
+    """500 series of 20 batch sizes with two ranks each, timed; written without fsync, which is not what is measured."""
+    from test_store import make_record
+
+    store, spec = Store(folder / "large"), small_spec()
+    axes = itertools.product((False, True), (False, True), list(Precision), range(1, 26), range(1, 21))
+    for number, (checkpointing, expandable, precision, accumulation, size) in enumerate(axes):
+        cell = replace(
+            spec,
+            gradient_checkpointing=checkpointing,
+            expandable_segments=expandable,
+            precision=precision,
+            accumulation=accumulation,
+            batch_size=size,
+        )
+        path = store.cell(f"{number:016x}").record_path
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(to_json(make_record(cell, f"{number:016x}")), indent=1))
+    return store
+
+
+def scale(console: Console) -> None:
+    """What a results folder of 10,000 cells costs to read and to show."""
+    table = Table("10,000 cells", "s")
+    with tempfile.TemporaryDirectory() as folder:
+        store = ten_thousand(Path(folder))
+        table.add_row("load, without an index", f"{seconds(Store(store.path).records):.2f}")
+        table.add_row("load, from the index", f"{seconds(Store(store.path).records):.2f}")
+        records = store.records()
+        table.add_row("load again in one process", f"{seconds(store.records):.2f}")
+        table.add_row(
+            "summary on screen", f"{seconds(lambda: print_summary(Console(file=io.StringIO()), records)):.2f}"
+        )
+        table.add_row("summary.md", f"{seconds(lambda: markdown('large', records)):.2f}")
+        table.add_row("report.html, charts included", f"{seconds(lambda: page('large', records)):.2f}")
+        table.add_row("charts as PNG and SVG", f"{seconds(lambda: plots.draw(store, Path(folder) / 'plots')):.2f}")
+    console.print(table)
+
+
 def main() -> int:
+    if sys.argv[1:] == ["scale"]:
+        scale(Console())
+        return 0
     table = Table("what", "first, s", "second, s", "second / first")
     for name, measure in {
         "training iteration: plain, with memory counters": instrumentation,
@@ -182,6 +228,7 @@ def main() -> int:
         table.add_row(name, f"{first:.4f}", f"{second:.4f}", f"{second / first:.2f}")
     console = Console()
     console.print(table)
+    scale(console)
     if (problem := virtual.check()) is None:
         searches(console)
     else:
