@@ -16,6 +16,7 @@ import yaml
 from sweep.spec import CellSpec, DeviceKind, EngineName, Optimizer, Precision
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
+CPU_BUCKET = 1_000_000
 MIXED = (Precision.BF16, Precision.FP16)
 
 
@@ -68,6 +69,8 @@ def deepspeed_config(spec: CellSpec) -> dict[str, Any]:
         "zero_optimization": {"stage": spec.engine.zero_stage},
         "zero_allow_untested_optimizer": True,
     }
+    if spec.device.kind is DeviceKind.CPU:  # the default buckets are 2 GB each
+        config["zero_optimization"] |= {"reduce_bucket_size": CPU_BUCKET, "allgather_bucket_size": CPU_BUCKET}
     if spec.precision in MIXED:
         config[spec.precision.value] = {"enabled": True}
     if spec.gradient_clipping is not None:

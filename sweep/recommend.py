@@ -161,8 +161,9 @@ def reasons(ranked: Sequence[Candidate]) -> list[str]:
     said.append(f"it reserves {winner.reserved_bytes / GIB:.2f} GiB and leaves {free:.2f} GiB ({winner.headroom:.0%})")
     if not winner.measured:
         said.append(
-            f"it ran with accumulation {winner.record.spec.accumulation}: time is counted up per pass"
-            + (", and gradients that stay between passes may take more memory" if winner.doubtful_memory else "")
+            f"it ran with accumulation {winner.record.spec.accumulation}"
+            + ("" if speed is None else ", and its time is counted up per pass")
+            + ("; gradients that stay between passes may take more memory" if winner.doubtful_memory else "")
         )
     return said
 
