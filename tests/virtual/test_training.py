@@ -47,8 +47,7 @@ def _peak(answer: str, name: str) -> int:
 def test_an_engine_trains_and_repeats_itself(train: Train, engine: str) -> None:
     first, second = (train(engine, "tiny", checkpointing=False, expandable=False, steps=3) for _ in range(2))
     assert json.loads(first)["losses"] == [0.0]
-    if engine != "ddp":  # its first buckets live until NCCL's watchdog looks, every 100 ms of real time
-        assert first == second
+    assert first == second
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero3"])
@@ -77,8 +76,7 @@ def test_five_steps_of_a_1b_model_repeat_byte_for_byte(
 ) -> None:
     first, second = (train(engine, "1b", checkpointing=checkpointing, expandable=expandable, steps=5) for _ in range(2))
     assert json.loads(first)["losses"] == [0.0]
-    if engine != "ddp":  # its first buckets live until NCCL's watchdog looks, every 100 ms of real time
-        assert first == second
+    assert first == second
 
 
 @pytest.mark.slow
