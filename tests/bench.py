@@ -23,7 +23,9 @@ from rich.table import Table
 
 from sweep import plots, virtual
 from sweep.launch import run_cell
+from sweep.launch.progress import ProgressFile
 from sweep.measure.memory import CpuCounters, PhaseMemory
+from sweep.measure.timing import CpuTimer
 from sweep.plan import Outcome, Search, SearchMethod, limits, next_batch_size, outcome_of
 from sweep.record import CellRecord, Phase, Status
 from sweep.report import markdown, page, print_summary
@@ -70,20 +72,23 @@ class Uninstrumented(PhaseMemory):
 
 
 def instrumentation() -> tuple[float, float]:
-    """One training iteration on the CPU without and with memory counters at the phase edges."""
+    """One training iteration on the CPU without and with what is done at the phase edges: counters, marks, progress."""
     spec, device = small_spec(), torch.device("cpu")
     engine = make_engine(spec, device)
     engine.load(lambda dtype: build_model(spec, dtype))
     engine.prepare()
     batches = RandomBatches(spec, 0, device)
     plain = Progress(Uninstrumented(CpuCounters()), iteration=0)
-    counted = Progress(PhaseMemory(CpuCounters()), iteration=0)
+    timer = CpuTimer()
+    timer.start()
 
     def five(progress: Progress) -> None:
         for _ in range(5):
             iterate(spec, engine, batches, progress)
 
-    return side_by_side(lambda: five(plain), lambda: five(counted))
+    with tempfile.TemporaryDirectory() as folder:
+        counted = Progress(PhaseMemory(CpuCounters()), ProgressFile(Path(folder), 0), timer, iteration=0)
+        return side_by_side(lambda: five(plain), lambda: five(counted))
 
 
 def store_of(folder: Path, cells: int) -> Store:
@@ -221,7 +226,7 @@ def main() -> int:
         return 0
     table = Table("what", "first, s", "second, s", "second / first")
     for name, measure in {
-        "training iteration: plain, with memory counters": instrumentation,
+        "training iteration: plain, with all instruments": instrumentation,
         "reading records: 50, 500": reading,
     }.items():
         first, second = measure()

@@ -1,5 +1,6 @@
 """What a record concludes from its ranks."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,11 @@ def test_a_record_from_before_a_field_existed_still_loads() -> None:
     assert loaded.reserved_growth_bytes is None
     assert loaded.nvml is not None
     assert (loaded.nvml.used_peak_bytes, loaded.nvml.process_bytes) == (2, None)
+
+
+def test_a_record_passes_between_processes(make_spec: MakeSpec) -> None:
+    one = record(make_spec(), rank(0, nvml=NvmlMemory(baseline_bytes=1, peak_bytes=3, samples=2, period_seconds=0.1)))
+    assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301
 
 
 def test_unknown_is_none(make_spec: MakeSpec) -> None:
