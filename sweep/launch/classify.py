@@ -114,7 +114,7 @@ def _too_late(spec: CellSpec, ranks: Sequence[RankRecord], ended: Ended, clues: 
     sentence += f"; the others wait for rank {behind.rank}, {behind.sentence}"
     failure = replace(failure, message=sentence, rank=behind.rank, phase=behind.phase, iteration=behind.iteration)
     stack = clues.stacks.get(behind.rank)
-    return Status.TIMEOUT, sentence, replace(failure, stderr_tail=stack) if stack else failure
+    return Status.TIMEOUT, sentence, replace(failure, stderr_tail=_relative(stack)) if stack else failure
 
 
 def _silent(spec: CellSpec, missing: list[int], ended: Ended, clues: Clues, tail: str) -> Verdict:
@@ -180,4 +180,9 @@ def stderr_tail(path: Path) -> str:
     except OSError:
         return ""
     lines = [line for line in text.splitlines() if line.strip()][-TAIL_LINES:]
-    return "\n".join(lines).replace(f"{REPOSITORY}{os.sep}", "")
+    return _relative("\n".join(lines))
+
+
+def _relative(text: str) -> str:
+    """Without this machine's path to the project: records are shared."""
+    return text.replace(f"{REPOSITORY}{os.sep}", "")
