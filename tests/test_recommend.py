@@ -226,4 +226,6 @@ def test_a_recommendation_run_again_is_as_fast_as_claimed(
     spread = max(winner.record.iteration_seconds or ()) / min(winner.record.iteration_seconds or ())
     ratio = seconds.seconds_per_iteration / winner.seconds_per_iteration
     print(f"again {seconds.seconds_per_iteration:.4f} s of {winner.seconds_per_iteration:.4f} s, spread {spread:.2f}")
+    if os.getloadavg()[0] > (os.cpu_count() or 1):
+        pytest.skip("this machine is busy with other work: speeds measured on it cannot be compared")
     assert 1 / (2 * spread) < ratio < 2 * spread
