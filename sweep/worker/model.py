@@ -38,7 +38,12 @@ def import_architecture(spec: CellSpec) -> None:
     Otherwise imports would be counted as loading on the CPU device, and would run while `zero.Init` has patched torch.
     """
     with torch.device("meta"):
-        build_model(spec, torch.float32)
+        model = build_model(spec, torch.float32)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if spec.model.task is Task.CAUSAL_LM and count != spec.model.parameters:  # a classifier has another head
+        raise ValueError(
+            f"model={spec.model.name} has {count} parameters, not {spec.model.parameters}: correct model.parameters"
+        )
 
 
 class RandomBatches:

@@ -63,7 +63,11 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
     on_cpu = spec.device.kind is DeviceKind.CPU
     answer_when_asked(directory, rank)
     file = ProgressFile(directory, rank)
-    import_architecture(spec)
+    impossible: Exception | None = None
+    try:
+        import_architecture(spec)
+    except Exception as error:  # a model that cannot be: told once there is a record to tell it in
+        impossible = error
     with NvmlSampler(enabled=not on_cpu) as nvml:  # before CUDA starts, so that its baseline is clean
         device = torch.device("cpu") if on_cpu else torch.device("cuda", local_rank)
         counters: CpuCounters | CudaCounters
@@ -89,6 +93,8 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
         cause: Cause | None = None
         try:
             progress.enter(Phase.LOAD)
+            if impossible is not None:
+                raise impossible
             join_world(spec, device)
             train(spec, rank, device, progress)
         except Exception as error:
