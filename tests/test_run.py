@@ -135,6 +135,8 @@ def start_sweep(tmp_path: Path, *arguments: str) -> "subprocess.Popen[str]":
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
+        # Tests may run in the background of a script, where SIGINT is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     cells = tmp_path / "results/tiny-cpu/cells"
     while len(list(cells.glob("*/record.json"))) < 2 or len(list(cells.glob("*"))) < 3:
