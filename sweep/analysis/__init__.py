@@ -1,0 +1,64 @@
+"""From records to answers: which batch size fits in which configuration, and what happened at the next one.
+
+Pure functions over `CellRecord`s. An answer names only sizes that ran: a size that nobody tried is said to be
+untried, never assumed to fit or to fail. Bytes and seconds inside, GiB in what is shown.
+"""
+
+from sweep.analysis.comparisons import (
+    CPU_SENTENCE,
+    IMPORTED_SENTENCE,
+    NOISE,
+    VIRTUAL_SENTENCE,
+    AxisError,
+    caveats,
+    chosen,
+    groups,
+    headline,
+    pairs,
+    settings,
+    varying_axes,
+    verdicts,
+)
+from sweep.analysis.rows import Row, row_of, table
+from sweep.analysis.series import Series, series_of
+from sweep.analysis.words import (
+    GIB,
+    MIB,
+    axis_cell,
+    axis_label,
+    axis_name,
+    failure_of,
+    fragmented,
+    outcome,
+    size_text,
+)
+
+__all__ = [
+    "CPU_SENTENCE",
+    "GIB",
+    "IMPORTED_SENTENCE",
+    "MIB",
+    "NOISE",
+    "VIRTUAL_SENTENCE",
+    "AxisError",
+    "Row",
+    "Series",
+    "axis_cell",
+    "axis_label",
+    "axis_name",
+    "caveats",
+    "chosen",
+    "failure_of",
+    "fragmented",
+    "groups",
+    "headline",
+    "outcome",
+    "pairs",
+    "row_of",
+    "series_of",
+    "settings",
+    "size_text",
+    "table",
+    "varying_axes",
+    "verdicts",
+]
