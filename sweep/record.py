@@ -5,7 +5,7 @@ Bytes and seconds throughout. Unknown is None, never 0. Records are immutable an
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -75,6 +75,28 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseStart:
+    phase: Phase
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NvmlTrace:
+    """A device's used memory over time, whole cells in some hundred points.
+
+    One clock throughout: seconds since the baseline was read, which is the first point. Thinned so that every peak
+    stays: of equal spans of time the highest sample is kept. On the virtual device the clock is the host's, and says
+    nothing about how long training takes.
+    """
+
+    seconds: tuple[float, ...]
+    used_bytes: tuple[int, ...]
+    """Of the whole device, the baseline included; as many as `seconds`."""
+    phases: tuple[PhaseStart, ...] = ()
+    """When each phase began, in order; of several within one span the last. A phase lasts until the next begins."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NvmlMemory:
     """Sampled device memory, in bytes. The baseline was read before this process touched the device."""
 
@@ -86,6 +108,8 @@ class NvmlMemory:
     """Of NVML's memory information: version 2 leaves out what the driver keeps for itself, version 1 does not."""
     process_bytes: int | None = None
     """Used by this process alone, at the end; None where NVML does not show it, as in containers."""
+    trace: NvmlTrace | None = None
+    """Only in the rank's own file, where `CellDirectory.read_traces` finds it: a cell's record stays small."""
 
     @property
     def other_processes_bytes(self) -> int | None:
@@ -178,6 +202,9 @@ class RankRecord:
         """By how much reserved memory rose within the measured iterations: more than 0 is still growing."""
         reserved = self.reserved_by_iteration_bytes
         return None if not reserved else reserved[-1] - reserved[0]
+
+    def without_trace(self) -> "RankRecord":
+        return self if self.nvml is None else replace(self, nvml=replace(self.nvml, trace=None))
 
     @property
     def allocated_peak_bytes(self) -> int | None:

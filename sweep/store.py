@@ -1,7 +1,7 @@
 """The layout of `results/`, and the only place that knows it.
 
     results/<sweep>/cells/<cell_id>/spec.json      what was asked for; written before the cell starts
-                                    rank<k>.json   what rank k measured
+                                    rank<k>.json   what rank k measured, its memory over time included
                                     stderr.log, stdout.log
                                     record.json    the outcome; its presence means that the cell is done
     results/<sweep>/cells.csv                      one row per record, for people and pandas
@@ -16,12 +16,13 @@ import fcntl
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sweep.record import CellRecord, RankRecord
+from sweep.record import CellRecord, NvmlTrace, RankRecord
 from sweep.spec import CellSpec, from_json, to_json
 
 RESULTS = Path("results")
@@ -41,8 +42,13 @@ def write_atomically(path: Path, text: str) -> None:
     partial.replace(path)
 
 
+PLAIN_LIST = re.compile(r'\[\n\s*(?:[-\d.eE+]+|"[^"\\\n]*")(?:,\n\s*(?:[-\d.eE+]+|"[^"\\\n]*"))*\n\s*\]')
+"""A list of numbers or short texts over several lines; never within a text, where JSON escapes every new line."""
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, json.dumps(to_json(value), indent=1) + "\n")
+    text = json.dumps(to_json(value), indent=1)
+    write_atomically(path, PLAIN_LIST.sub(lambda found: re.sub(r"\n\s*", "", found.group()), text) + "\n")
 
 
 class CellDirectory:
@@ -95,6 +101,11 @@ class CellDirectory:
         paths = self.path.glob("rank*.json")
         ranks = [from_json(RankRecord, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
         return sorted(ranks, key=lambda rank: rank.rank)
+
+    def read_traces(self) -> dict[int, NvmlTrace]:
+        """Device memory over time by rank, of the ranks that kept it; empty where their files are gone."""
+        ranks = {rank.rank: rank.nvml for rank in self.read_ranks()}
+        return {rank: nvml.trace for rank, nvml in ranks.items() if nvml is not None and nvml.trace is not None}
 
     def read_record(self) -> CellRecord | None:
         try:

@@ -87,7 +87,7 @@ def instrumentation() -> tuple[float, float]:
             iterate(spec, engine, batches, progress)
 
     with tempfile.TemporaryDirectory() as folder:
-        counted = Progress(PhaseMemory(CpuCounters()), ProgressFile(Path(folder), 0), timer, iteration=0)
+        counted = Progress(PhaseMemory(CpuCounters()), ProgressFile(Path(folder), 0), timer=timer, iteration=0)
         return side_by_side(lambda: five(plain), lambda: five(counted))
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from sweep import virtual
 from sweep.launch import run_cell
 from sweep.measure.memory import CpuCounters, PhaseMemory
-from sweep.measure.nvml import NvmlSampler
+from sweep.measure.nvml import NvmlSampler, trace_of
 from sweep.measure.timing import CpuTimer, Mark, Part, times
 from sweep.record import InEffect, MemoryPeak, NvmlMemory, Phase, RankRecord, Status
 from sweep.spec import CellSpec, EngineName, EngineSpec, Precision
@@ -48,7 +48,7 @@ def on_two_gpus(program: str, visible: str | None = None) -> str:
 
 HELD_BY_RANK = """
     import sys, torch
-    from sweep.measure.nvml import NvmlSampler
+    from sweep.measure.nvml import NvmlSampler, trace_of
     from sweep.nvml import Nvml
     first, second = (device.uuid for device in Nvml().devices())
     order = {"": [first, second], "1,0": [second, first]}.get(VISIBLE, [second, first])
@@ -100,6 +100,40 @@ def test_others_share_of_the_device_is_told_apart(make_spec: MakeSpec, tmp_path:
     assert nvml.baseline_bytes == nvml.other_processes_bytes == 3 << 30
     assert nvml.process_bytes == nvml.used_peak_bytes
     assert nvml.samples > 0
+
+
+@needs_virtual_gpu
+def test_memory_over_time_is_kept_with_the_phases(make_spec: MakeSpec, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = run_cell(make_spec(device=VIRTUAL), store, [])
+    nvml = record.ranks[0].nvml
+    assert nvml is not None
+    assert nvml.trace is None, "a cell's record stays small"
+    (trace,) = store.cell(record.cell_id).read_traces().values()
+    assert trace.seconds[0] == 0
+    assert trace.used_bytes[0] == nvml.baseline_bytes
+    assert max(trace.used_bytes) == nvml.peak_bytes > nvml.baseline_bytes
+    assert len(trace.seconds) == len(trace.used_bytes) > 2
+    assert list(trace.seconds) == sorted(trace.seconds)
+    assert trace.phases[0].phase is Phase.LOAD
+    assert {start.phase for start in trace.phases} <= set(Phase)
+    starts = [start.seconds for start in trace.phases]
+    assert starts == sorted(starts)
+    assert 0 < starts[0] <= starts[-1] <= trace.seconds[-1]
+
+
+def test_a_thinned_trace_keeps_peaks_and_stays_small() -> None:
+    samples = [(float(i), i % 97) for i in range(50_000)]
+    samples[12_345] = (12_345.0, 10**12)
+    phases = [(i / 10, list(Phase)[i % 5]) for i in range(500_000)]
+    trace = trace_of(samples, phases, points=300)
+    assert max(trace.used_bytes) == 10**12
+    assert (trace.seconds[0], trace.seconds[-1]) == (0.0, 49_999.0)
+    assert 100 < len(trace.phases) <= 300
+    # Equal figures in a row are a line: its ends say it all.
+    flat = trace_of([(i / 10, 5 if i < 500 else 8) for i in range(1000)], [], points=1000)
+    assert list(zip(flat.seconds, flat.used_bytes, strict=True)) == [(0.0, 5), (49.9, 5), (50.0, 8), (99.9, 8)]
+    assert trace_of([(0.0, 7)], []).used_bytes == (7,)
 
 
 def test_what_nvml_does_not_show_is_unknown_and_not_zero() -> None:

@@ -42,7 +42,7 @@ def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: b
             spec=spec,
             environment=environment.describe(spec.device) | _baselines(spec),
             command=shlex.join(["python", "-m", "sweep.run", *overrides]),
-            ranks=tuple(_read_ranks(spec, directory)[0]),
+            ranks=tuple(rank.without_trace() for rank in _read_ranks(spec, directory)[0]),
             failure=failure,
             started_at=started_at,
             duration_seconds=time.monotonic() - start,

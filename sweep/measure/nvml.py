@@ -2,13 +2,16 @@
 
 import os
 import threading
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
 from sweep.nvml import MEMORY_INFO_VERSION, Device, Nvml, NvmlError
-from sweep.record import NvmlMemory
+from sweep.record import NvmlMemory, NvmlTrace, Phase, PhaseStart
 
 PERIOD_SECONDS = 0.02
+TRACE_POINTS = 400
 
 
 class NvmlSampler:
@@ -26,13 +29,16 @@ class NvmlSampler:
         self._baselines: dict[str, int] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
-        self._baseline = self._peak = self._samples = 0
+        self._baseline = 0
+        self._samples: list[tuple[float, int]] = []
+        self._phases: list[tuple[float, Phase]] = []
         self._process_bytes: int | None = None
         if enabled:
             with suppress(NvmlError):
                 self._nvml = Nvml()
                 for device in self._nvml.devices():
                     self._baselines[device.uuid] = device.used_bytes()
+        self._start = time.monotonic()
 
     def bind(self, uuid: str) -> str | None:
         """Follow the device that CUDA calls `uuid`, with or without its prefix. Gives the UUID in full."""
@@ -42,7 +48,7 @@ class NvmlSampler:
             try:
                 device = self._nvml.device(name)
                 # An instance of a GPU is not among the whole ones: its own first figure is its baseline.
-                self._baseline = self._peak = self._baselines.get(device.uuid, device.used_bytes())
+                self._baseline = self._baselines.get(device.uuid, device.used_bytes())
             except NvmlError:
                 continue
             self._device = device
@@ -54,8 +60,12 @@ class NvmlSampler:
         """Take a sample now, besides the periodic ones."""
         if self._device is not None:
             with suppress(NvmlError):
-                self._peak = max(self._peak, self._device.used_bytes())
-                self._samples += 1
+                self._samples.append((time.monotonic() - self._start, self._device.used_bytes()))
+
+    def enter(self, phase: Phase) -> None:
+        """From now on it is this phase, until the next."""
+        if self._device is not None:
+            self._phases.append((time.monotonic() - self._start, phase))
 
     def _run(self) -> None:
         while not self._stop.wait(self._period_seconds):
@@ -93,9 +103,38 @@ class NvmlSampler:
             return None
         return NvmlMemory(
             baseline_bytes=self._baseline,
-            peak_bytes=self._peak,
-            samples=self._samples,
+            peak_bytes=max([self._baseline, *(used for _, used in self._samples)]),
+            samples=len(self._samples),
             period_seconds=self._period_seconds,
             info_version=MEMORY_INFO_VERSION,
             process_bytes=self._process_bytes,
+            trace=trace_of([(0.0, self._baseline), *sorted(self._samples)], self._phases),
         )
+
+
+def trace_of(
+    samples: Sequence[tuple[float, int]], phases: Sequence[tuple[float, Phase]], points: int = TRACE_POINTS
+) -> NvmlTrace:
+    """Thin out samples (seconds, bytes) and starts of phases, both in order of time, to at most `points` each.
+
+    The first and the last sample stay; so does the highest of each of `points` - 2 equal spans in between. Within a run
+    of equal figures only its ends are kept, which draws the same line.
+    """
+    end = max(samples[-1][0], phases[-1][0] if phases else 0.0)
+
+    def span(seconds: float) -> int:
+        return min(points - 3, int((points - 2) * seconds / end)) if end else 0
+
+    highest: dict[int, tuple[float, int]] = {}
+    for sample in samples[1:-1]:
+        if (known := highest.get(span(sample[0]))) is None or sample[1] > known[1]:
+            highest[span(sample[0])] = sample
+    kept = [samples[0], *highest.values(), *samples[1:][-1:]]
+    around = [{used for _, used in kept[max(0, i - 1) : i + 2]} for i in range(len(kept))]
+    kept = [sample for i, sample in enumerate(kept) if i in (0, len(kept) - 1) or len(around[i]) > 1]
+    starts = {span(seconds): PhaseStart(phase=phase, seconds=round(seconds, 4)) for seconds, phase in phases}
+    return NvmlTrace(
+        seconds=tuple(round(seconds, 4) for seconds, _ in kept),
+        used_bytes=tuple(used for _, used in kept),
+        phases=tuple(starts.values()),
+    )

@@ -39,6 +39,7 @@ class Progress:
 
     memory: PhaseMemory
     file: ProgressFile | None = None
+    nvml: NvmlSampler | None = None
     timer: IterationTimer = field(default_factory=NoTimer)
     iteration: int | None = None
     alloc_retries: int | None = None
@@ -55,6 +56,8 @@ class Progress:
         self.memory.enter(phase)
         if phase in PARTS:
             self.timer.mark(PARTS[phase])
+        if self.nvml is not None:
+            self.nvml.enter(phase)
         if self.file is not None:
             self.file.beat(phase, self.iteration)
 
@@ -88,7 +91,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
         if spec.precision is Precision.TF32:
             torch.set_float32_matmul_precision("high")
         torch.manual_seed(spec.seed)
-        progress = Progress(PhaseMemory(counters), file)
+        progress = Progress(PhaseMemory(counters), file, nvml)
         failure: Failure | None = None
         cause: Cause | None = None
         try:
