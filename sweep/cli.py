@@ -20,3 +20,7 @@ def main() -> None:
     from sweep import run
 
     run.main()
+
+
+if __name__ == "__main__":
+    main()

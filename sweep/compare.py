@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sweep import analysis
-from sweep.analysis import AxisError, Series
+from sweep.analysis import AxisError, Series, timing_of
 from sweep.record import CellRecord, Status
 from sweep.store import Store, StoreError
 
@@ -57,8 +57,8 @@ class Difference:
     @property
     def time(self) -> float | None:
         """Relative change of seconds per iteration; None where either was not measured."""
-        before, after = self.before.seconds_per_iteration, self.after.seconds_per_iteration
-        return after / before - 1 if before and after else None
+        before, after = timing_of(self.before), timing_of(self.after)
+        return after.seconds / before.seconds - 1 if before and after else None
 
     @property
     def same_outcome(self) -> bool:

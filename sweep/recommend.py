@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sweep import analysis
-from sweep.analysis import GIB, AxisError, Series
+from sweep.analysis import GIB, AxisError, Series, timing_of
 from sweep.emit import EmitError, Target, emit
 from sweep.record import CellRecord
 from sweep.spec import CellSpec, DeviceKind
@@ -109,14 +109,14 @@ def _candidate(one: Series, record: CellRecord, varying: Sequence[str], effectiv
     passes, rest = divmod(effective_batch, spec.batch_size * spec.world_size)
     if rest or passes < 1 or rank is None or rank.reserved_peak_bytes is None:
         return None
-    seconds = record.seconds_per_iteration
+    timing = timing_of(record)
     return Candidate(
         spec=replace(spec, accumulation=passes),
         label=one.label(varying),
         record=record,
         reserved_bytes=rank.reserved_peak_bytes,
         capacity_bytes=rank.capacity_bytes,
-        seconds_per_iteration=seconds / spec.accumulation * passes if seconds else None,
+        seconds_per_iteration=timing.seconds / spec.accumulation * passes if timing else None,
     )
 
 

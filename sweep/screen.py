@@ -78,6 +78,6 @@ def outcome(record: CellRecord) -> str:
     text, largest = analysis.outcome(record), record.largest_rank
     if record.status not in (Status.OK, Status.THRASHING) or largest is None:
         return text
-    seconds = record.seconds_per_iteration
-    time = f", {seconds:.3g} s/iteration" if seconds is not None else ""
+    timing = analysis.timing_of(record)
+    time = f", {timing.seconds:.3g} s/iteration" if timing else ""
     return f"{text}, {analysis.size_text(largest.reserved_peak_bytes or 0)} reserved{time}"

@@ -281,6 +281,47 @@ def test_devices_of_different_size_get_a_line_each() -> None:
     assert [line.get_color() for line in lines(axes, "capacity")] == list(plots.VALUE_COLOURS[:2])
 
 
+GPUS = {"a10": 22, "l4": 22, "rtx3090": 24, "v100-32gb": 32, "a100-40gb": 40, "l40s": 44, "a100-80gb": 79, "h200": 140}
+
+
+def eight_gpus() -> list[CellRecord]:
+    """Each with one point and an out-of-memory at the same size."""
+    records = []
+    for key, gib in GPUS.items():
+        for record in walk({1: (10_000, 20_000, 1.0)}, oom=2, device=replace(VIRTUAL, gpu=GpuSpec(key=key))):
+            ranks = tuple(replace(rank, capacity_bytes=gib * GIB) for rank in record.ranks)
+            records.append(replace(record, ranks=ranks))
+    return records
+
+
+def test_the_capacities_of_eight_gpus_are_read_apart() -> None:
+    (figure,) = [plots.comparison(groups(series_of(eight_gpus()), "gpu"), "gpu", timed=False)]
+    renderer = rendered(figure)
+    labels = [text for text in figure.axes[0].texts if text.get_text().endswith("GiB")]
+    assert [text.get_text() for text in labels] == ["22.0 to 32.0 GiB", "40.0 to 44.0 GiB", "79.0 GiB", "140 GiB"]
+    for one, other in itertools.combinations(labels, 2):
+        assert not one.get_window_extent(renderer).overlaps(other.get_window_extent(renderer))
+    looks = {(line.get_color(), line.get_marker()) for line in lines(figure.axes[0], "reserved")}
+    assert len(looks) == 8
+    crosses = [y for line in lines(figure.axes[0], "oom") for y in points(line).values()]
+    assert max(crosses) < figure.axes[0].get_ylim()[1]
+
+
+def test_a_point_without_neighbours_says_which_counter_it_is() -> None:
+    records = [*walk({1: (30_000, 60_000, 1.0)}), *walk({1: (20_000, 50_000, 1.2)}, gradient_checkpointing=True)]
+    (group,) = groups(series_of(records), "gradient_checkpointing")
+    axes = plots.comparison([group], "gradient_checkpointing", timed=False).axes[0]
+    assert {line.get_fillstyle() for line in lines(axes, "reserved")} == {"full"}
+    assert {line.get_fillstyle() for line in lines(axes, "allocated")} == {"bottom"}
+    figure = plots.comparison([group], "gradient_checkpointing", timed=False)
+    (legend,) = figure.legends
+    keys = {str(key.get_label()): key for key in legend.legend_handles if isinstance(key, Line2D)}
+    assert [keys[name].get_fillstyle() for name in ("reserved", "allocated")] == ["full", "bottom"]
+    assert "largest batch size that fits, per device: at least 1 (no checkpointing), at least 1 (checkpointing)" in (
+        words(figure)
+    )
+
+
 SHAPES: dict[str, list[CellRecord]] = {
     "study": study(),
     "sixteen series": grid(),
@@ -290,6 +331,10 @@ SHAPES: dict[str, list[CellRecord]] = {
     "one point, one GPU": list(walk({1: (10, 20, 1.0)}, world_size=1)),
     "only thrashing": [thrashing(r) for r in walk({1: (10, 20, 1.0)})],
     "long name": list(walk({1: (10, 20, 1.0)}, oom=2, model=replace(LLAMA, name="a-$long$-name_" * 12))),
+    "eight GPUs": eight_gpus(),
+    "sixteen, all out of memory": [
+        record for length in range(16) for record in walk({}, oom=1, seq_len=128 * (length + 1))
+    ],
     "world sizes": [r for world in (1, 2, 4, 8, 16) for r in walk({1: (10, 20, 1.0)}, oom=2, world_size=world)],
 }
 

@@ -19,8 +19,9 @@ from sweep.analysis.comparisons import (
     varying_axes,
     verdicts,
 )
-from sweep.analysis.rows import Row, row_of, table
+from sweep.analysis.rows import Row, limits, row_of, table
 from sweep.analysis.series import Series, series_of
+from sweep.analysis.timing import Timing, timing_of
 from sweep.analysis.words import (
     GIB,
     MIB,
@@ -43,6 +44,7 @@ __all__ = [
     "AxisError",
     "Row",
     "Series",
+    "Timing",
     "axis_cell",
     "axis_label",
     "axis_name",
@@ -52,6 +54,7 @@ __all__ = [
     "fragmented",
     "groups",
     "headline",
+    "limits",
     "outcome",
     "pairs",
     "row_of",
@@ -59,6 +62,7 @@ __all__ = [
     "settings",
     "size_text",
     "table",
+    "timing_of",
     "varying_axes",
     "verdicts",
 ]

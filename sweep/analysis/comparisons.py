@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from sweep.analysis.series import Series
+from sweep.analysis.timing import timing_of
 from sweep.analysis.words import axis_cell, axis_label, size_text
 
 VIRTUAL_SENTENCE = "virtual GPU: memory is PyTorch's own bookkeeping, time is not measured"
@@ -75,22 +76,21 @@ def verdicts(panels: Sequence[Sequence[Series]], axis: str) -> list[str]:
     """Whether changing `axis` ever beats the first series' best seconds per sample; in counts where there are many."""
     said, paying = [], 0
     for first, *others in panels:
-        base = first.fastest
-        rate = base.samples_per_second if base else None
         for other in others:
-            best = other.fastest
-            other_rate = best.samples_per_second if best else None
-            if base is None or best is None or rate is None or other_rate is None:
+            bases = [(each.fastest, timing_of(each.fastest) if each.fastest else None) for each in (first, other)]
+            (base, base_timing), (best, timing) = bases
+            if base is None or best is None or base_timing is None or timing is None:
                 continue
-            names = axis_label(axis, first.value(axis)), axis_label(axis, other.value(axis))
-            gain = other_rate / rate - 1
+            gain = timing.samples_per_second / base_timing.samples_per_second - 1
             paying += gain >= NOISE
-            how = "never gets below the dotted line" if gain <= 0 else "gets below the dotted line"
-            how = "changes nothing that could be told from noise" if abs(gain) < NOISE else how
+            how = "gets below the dotted line" if gain > 0 else "never gets below the dotted line"
+            much = f", {abs(gain):.1%} {'more' if gain > 0 else 'fewer'} samples per second"
+            if abs(gain) < NOISE:
+                how, much = "changes nothing that could be told from noise", ""
             said.append(
-                f"{names[1]} {how}: at best {1 / other_rate:.4f} s a sample (batch size {best.spec.batch_size}), "
-                f"{abs(gain):.1%} {'more' if gain > 0 else 'less'} speed than {names[0]}, {1 / rate:.4f} s "
-                f"({base.spec.batch_size})"
+                f"{axis_label(axis, other.value(axis))} {how}: at best {timing.seconds_per_sample:.4f} s a sample "
+                f"(batch size {best.spec.batch_size}){much}; {axis_label(axis, first.value(axis))} "
+                f"{base_timing.seconds_per_sample:.4f} s ({base.spec.batch_size})"
             )
     if len(said) < 3:
         return said

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from sweep.analysis.comparisons import varying_axes
 from sweep.analysis.series import Series
-from sweep.analysis.words import GIB, axis_cell, failure_of, outcome, size_text
+from sweep.analysis.timing import timing_of
+from sweep.analysis.words import GIB, axis_cell, axis_label, axis_name, failure_of, outcome, size_text
 from sweep.record import Status
 
 
@@ -70,7 +71,7 @@ def row_of(one: Series, varying: Sequence[str]) -> Row:
             next_size=_next_size(one),
             notes=tuple(notes),
         )
-    rank, seconds = best.largest_rank, best.seconds_per_iteration
+    rank, timing = best.largest_rank, timing_of(best)
     reserved = rank.reserved_peak_bytes if rank else None
     allocated = rank.allocated_peak_bytes if rank else None
     active = rank.active_peak_bytes if rank else None
@@ -87,12 +88,24 @@ def row_of(one: Series, varying: Sequence[str]) -> Row:
         reserved_gib=reserved / GIB if reserved is not None else None,
         capacity_share=reserved / rank.capacity_bytes if rank and reserved is not None else None,
         nvml_gib=nvml / GIB if nvml is not None else None,
-        timing="not measured" if seconds is None else f"{seconds:#.3g}".rstrip("."),
-        seconds_per_iteration=seconds,
-        tokens_per_second=best.tokens_per_second,
+        timing="not measured" if timing is None else f"{timing.seconds:#.3g}".rstrip("."),
+        seconds_per_iteration=timing.seconds if timing else None,
+        tokens_per_second=timing.tokens_per_second if timing else None,
         next_size=_next_size(one),
         notes=tuple(notes),
     )
+
+
+def limits(group: Sequence[Series], axis: str) -> str:
+    """The answers of series that differ in `axis` alone: `largest batch size that fits: 2 (no checkpointing), ...`."""
+    said, few = [], len(group) < 5
+    for row in table(group):
+        value = row.series.value(axis)
+        slower = row.running if row.running != row.series.largest else None
+        also = f"; {slower} runs, too slow to use" if slower else ""
+        said.append(f"{row.largest} ({(axis_label(axis, value) if few else '') or axis_cell(axis, value)}{also})")
+    by = "" if few else f", by {axis_name(axis)}"
+    return f"largest batch size that fits, per device{by}: {', '.join(said)}"
 
 
 def _next_size(one: Series) -> str:

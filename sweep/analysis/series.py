@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from sweep.analysis.timing import timing_of
 from sweep.analysis.words import axis_label
 from sweep.record import CellRecord, RankRecord, Status
 from sweep.spec import CellSpec, DeviceKind, to_json
@@ -44,8 +45,8 @@ class Series:
         """
         best, found = math.inf, {}
         for size, record in self.records.items():
-            if record.status is Status.OK and record.seconds_per_iteration is not None:
-                per_sample = record.seconds_per_iteration / size
+            if record.status is Status.OK and (timing := timing_of(record)):
+                per_sample = timing.seconds / size
                 if per_sample > SLOW * best:
                     found[size] = per_sample / best
                 best = min(best, per_sample)
@@ -113,7 +114,7 @@ class Series:
 
     @property
     def time_is_measured(self) -> bool:
-        return any(record.time_is_measured for record in self.measured)
+        return any(timing_of(record) for record in self.measured)
 
     @property
     def is_virtual(self) -> bool:
@@ -140,8 +141,8 @@ class Series:
     @cached_property
     def fastest(self) -> CellRecord | None:
         """The record with the fewest seconds per sample."""
-        timed = [record for record in self.measured if record.samples_per_second]
-        return max(timed, key=lambda record: record.samples_per_second or 0, default=None)
+        timed = [(timing.samples_per_second, record) for record in self.measured if (timing := timing_of(record))]
+        return max(timed, key=lambda found: found[0], default=(0.0, None))[1]
 
     @cached_property
     def capacity_bytes(self) -> int | None:

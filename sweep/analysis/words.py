@@ -10,7 +10,9 @@ MIB = 2**20
 
 
 def axis_name(axis: str) -> str:
-    return "GPU" if axis == "gpu" else axis.rsplit(".", 1)[-1].replace("_", " ")
+    if axis in ("gpu", "seq_len"):
+        return {"gpu": "GPU", "seq_len": "sequence length"}[axis]
+    return axis.rsplit(".", 1)[-1].replace("_", " ")
 
 
 def axis_label(axis: str, value: object) -> str:

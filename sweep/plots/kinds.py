@@ -1,7 +1,6 @@
 """The charts against batch size: one series, and the series that differ in one axis."""
 
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +8,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from sweep import analysis
 from sweep.analysis import Series, axis_label, varying_axes
@@ -27,7 +25,20 @@ from sweep.plots.panels import (
     time_reference,
     times,
 )
-from sweep.plots.style import BLACK, BLUE, GREEN, GREY, Group, Look, framed, looks_of, mark_keys, memory_labels, say
+from sweep.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    Group,
+    Look,
+    filled,
+    framed,
+    looks_of,
+    mark_keys,
+    memory_labels,
+    say,
+)
 
 
 def series_figure(one: Series) -> Figure:
@@ -67,19 +78,20 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
     apart = [name for name in varying_axes(every) if name != axis]
     oom = False
     for axes, group in zip(grid, panels, strict=False):
-        axes.set_title(textwrap.fill(group[0].label(apart), int(12.5 * figure.get_figwidth() / columns)))
+        axes.set_title(filled(group[0].label(apart), int(12.5 * figure.get_figwidth() / columns)))
         marked: Counter[int] = Counter()
         for one in group:
             look = looks[one.value(axis)]
             if timed:
                 times(axes, one, look)
                 continue
-            memory(axes, one, look, replace(look, dashes="--"))
-            oom |= oom_marks(axes, one, look.colour, marked, gap=0.1 / len(group))
+            memory(axes, one, look, replace(look, dashes="--", half=True))
+            oom |= oom_marks(axes, one, look.colour, marked, gap=min(0.05, 0.3 / len(group)))
         if not timed:
             capacity(axes, group, [looks[one.value(axis)].colour for one in group])
             if not any(one.measured for one in group):
                 say(axes, "nothing fits")
+    shared_batch_axis(grid, every, columns, len(panels))  # a reference runs to the end of the axis
     per_sample = axis not in ("accumulation", "world_size")  # else an iteration is not as many samples
     reference = None
     for axes, group in zip(grid, panels, strict=False):
@@ -91,13 +103,13 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
         empty.set_axis_off()
     for axes in grid[::columns]:
         axes.set_ylabel("seconds per iteration (s)" if timed else "peak per device (GiB)")
-    shared_batch_axis(grid, every, columns, len(panels))
     keys = [look.key for look in looks.values()]
     keys += [reference] if reference else []
     if not timed:
         memory_limits(grid[0], every)
         solid, dashed = memory_labels(every[0])
-        keys += [Line2D([], [], color=GREY, label=solid), Line2D([], [], color=GREY, label=dashed, linestyle="--")]
+        keys.append(Look(colour=GREY, marker="o", label=solid).key)
+        keys.append(Look(colour=GREY, marker="o", label=dashed, dashes="--", half=True).key)
     else:
         grid[0].set_ylim(0, 1.1 * max(axes.dataLim.y1 for axes in grid[: len(panels)]))
     what = " vs ".join(look.label for look in looks.values()) if len(looks) < 4 else f"by {analysis.axis_name(axis)}"
@@ -105,6 +117,8 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
         what = f"without and with {axis_label(axis, True)}"
     second = "; ".join(text for text in (what, analysis.settings(every)) if text)
     notes = [*analysis.verdicts(panels, axis)] if timed and per_sample else []
+    if not timed and len(panels) == 1:
+        notes.append(analysis.limits(panels[0], axis))
     notes += analysis.caveats(every)
     if timed and (untimed := sum(not one.time_is_measured for one in every)):
         notes.append(f"{untimed} of these {len(every)} series without a measured time")

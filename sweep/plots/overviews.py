@@ -11,14 +11,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from sweep import analysis
-from sweep.analysis import GIB, Series, varying_axes
+from sweep.analysis import GIB, Series, timing_of, varying_axes
 from sweep.plots.panels import batch_axis, capacity, line, memory_limits
-from sweep.plots.style import BLACK, GREY, VALUE_COLOURS, VALUE_MARKERS, Group, Look, framed, mark_keys
+from sweep.plots.style import BLACK, GREY, VALUE_COLOURS, VALUE_MARKERS, Group, Look, framed, mark_keys, shortened
 from sweep.record import CellRecord, Status
 
 MOST_LINES = len(VALUE_COLOURS)
 MOST_ROWS = 40
 MOST_COLUMNS = 26
+MOST_LETTERS = 80
 SAMPLES = 10_000
 
 
@@ -30,7 +31,10 @@ def heat_map(series: Group) -> Figure:
         ends = {size for one in shown for size in (one.largest, one.first_oom) if size}
         step = math.ceil(len(sizes) / MOST_COLUMNS)
         sizes = [size for i, size in enumerate(sizes) if i % step == 0 or size in ends][: 2 * MOST_COLUMNS]
-    figure = Figure(figsize=(max(8, 3.5 + 0.5 * len(sizes)), 2.4 + 0.34 * len(shown)))
+    varying = varying_axes(series)
+    names = [_short(one, varying, MOST_LETTERS) for one in shown]
+    width = 1.6 + 0.075 * max(map(len, names)) + 0.5 * len(sizes)
+    figure = Figure(figsize=(max(8, width), 2.4 + 0.34 * len(shown)))
     axes = figure.subplots()
     axes.grid(visible=False)
     colours, scale = mpl.colormaps["cividis"], Normalize(0, 1)
@@ -50,8 +54,7 @@ def heat_map(series: Group) -> Figure:
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xticks(range(len(sizes)), list(map(str, sizes)))
-    varying = varying_axes(series)
-    axes.set_yticks(range(len(shown)), [_short(one, varying, 44) for one in shown])
+    axes.set_yticks(range(len(shown)), names)
     axes.set_xlabel("batch size per device")
     notes = ["number: GiB reserved; lighter is fuller; hatched: out of memory; in brackets: runs, too slow to use"]
     if len(series) > len(shown):
@@ -71,22 +74,21 @@ def _fullness(one: Series, record: CellRecord) -> tuple[float | None, str]:
 
 
 def _short(one: Series, varying: Sequence[str], most: int) -> str:
-    text = one.label(varying) or one.label(("model", "engine"))
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return shortened(one.label(varying) or one.label(("model", "engine")), most)
 
 
 def _chosen(series: Group) -> tuple[list[Series], list[str]]:
     """As many series as one pair of axes takes: the fastest, in their own order, and a sentence where some are out."""
-    timed = [one for one in series if one.fastest]
-    best = sorted(timed, key=lambda one: -(one.fastest.samples_per_second or 0) if one.fastest else 0)[:MOST_LINES]
+    timed = [(timing, one) for one in series if one.fastest and (timing := timing_of(one.fastest))]
+    best = sorted((timing.samples_per_second for timing, _ in timed), reverse=True)[:MOST_LINES]
     notes = [f"the {len(best)} fastest of {len(timed)} series"] if len(timed) > len(best) else []
-    return [one for one in timed if one in best], notes
+    return [one for timing, one in timed if timing.samples_per_second >= best[-1]][:MOST_LINES], notes
 
 
 def _looks(series: Group, all_series: Group) -> list[Look]:
     varying = varying_axes(all_series)
     return [
-        Look(colour=VALUE_COLOURS[i], marker=VALUE_MARKERS[i], label=_short(one, varying, 60))
+        Look(colour=VALUE_COLOURS[i], marker=VALUE_MARKERS[i], label=_short(one, varying, 95))
         for i, one in enumerate(series)
     ]
 
@@ -98,8 +100,8 @@ def samples_figure(series: Group, samples: int = SAMPLES) -> Figure:
     chosen, notes = _chosen(series)
     looks = _looks(chosen, series)
     for one, look in zip(chosen, looks, strict=True):
-        rates = {r.spec.batch_size: r.samples_per_second for r in one.measured}
-        minutes = {size: samples / rate / 60 for size, rate in rates.items() if rate}
+        timed = {r.spec.batch_size: timing for r in one.measured if (timing := timing_of(r))}
+        minutes = {size: samples * timing.seconds_per_sample / 60 for size, timing in timed.items()}
         line(axes, one, minutes, look, "minutes")
     batch_axis(axes, chosen, most=16)
     axes.set_ylim(0, 1.1 * axes.dataLim.y1)
@@ -118,9 +120,9 @@ def pareto_figure(series: Group) -> Figure:
     found: list[tuple[float, float, int]] = []
     for one, look in zip(chosen, looks, strict=True):
         cells = [
-            (rank.reserved_peak_bytes / GIB, record.tokens_per_second, record.spec.batch_size)
+            (rank.reserved_peak_bytes / GIB, timing.tokens_per_second, record.spec.batch_size)
             for record in one.measured
-            if record.tokens_per_second and (rank := record.largest_rank) and rank.reserved_peak_bytes
+            if (timing := timing_of(record)) and (rank := record.largest_rank) and rank.reserved_peak_bytes
         ]
         axes.plot(
             [c[0] for c in cells], [c[1] for c in cells], linestyle="none", gid=f"speed {one.series_id}", **look.style
@@ -141,6 +143,7 @@ def pareto_figure(series: Group) -> Figure:
     axes.set_ylim(0, 1.15 * max((c[1] for c in found), default=1))
     axes.set_xlabel("reserved per device, peak (GiB)")
     axes.set_ylabel("tokens per second, all devices")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     keys = [*(look.key for look in looks), Line2D([], [], label="Pareto front, with batch sizes", **edge)]
     keys += mark_keys(chosen, False, False)
     return framed(figure, series, analysis.settings(series), keys, [*notes, *analysis.caveats(series)])

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from sweep import analysis
-from sweep.analysis import GIB, Series, outcome
+from sweep.analysis import GIB, Series, outcome, timing_of
 from sweep.plots.style import BLACK, CROSS, VERMILLION, Group, Look, say
 from sweep.record import Status
 
@@ -43,19 +43,21 @@ def line(axes: Axes, one: Series, values: Mapping[int, float], look: Look, name:
 
 def times(axes: Axes, one: Series, look: Look) -> None:
     """Median of the measured iterations, with a bar from the fastest to the slowest."""
-    timed = {r.spec.batch_size: r for r in one.measured if r.time_is_measured}
-    line(axes, one, {size: r.seconds_per_iteration or 0 for size, r in timed.items()}, look, "seconds")
-    spans = [r.iteration_seconds or () for r in timed.values()]
-    axes.vlines(list(timed), [min(t) for t in spans], [max(t) for t in spans], colors=look.colour, alpha=0.6)
+    timed = {r.spec.batch_size: timing for r in one.measured if (timing := timing_of(r))}
+    line(axes, one, {size: timing.seconds for size, timing in timed.items()}, look, "seconds")
+    fastest = [timing.fastest_seconds for timing in timed.values()]
+    slowest = [timing.slowest_seconds for timing in timed.values()]
+    axes.vlines(list(timed), fastest, slowest, colors=look.colour, alpha=0.6)
 
 
 def time_reference(axes: Axes, one: Series, look: Look) -> Line2D | None:
     """The best seconds per sample of this series, carried to every batch size; its key."""
     best = one.fastest
-    if best is None or best.seconds_per_iteration is None:
+    timing = timing_of(best) if best else None
+    if best is None or timing is None:
         return None
     end = axes.get_xlim()[1]
-    slope = best.seconds_per_iteration / best.spec.batch_size
+    slope = timing.seconds / best.spec.batch_size
     style: dict[str, Any] = {"color": look.colour, "linestyle": ":", "linewidth": 1.6}
     axes.plot([0, end], [0, slope * end], gid=f"reference {one.series_id}", zorder=1.5, scalex=False, **style)
     return Line2D([], [], label=f"{look.label}: as fast per sample as its best", **style)
@@ -89,14 +91,25 @@ def capacity(axes: Axes, group: Group, colours: Sequence[str] = ()) -> None:
     for size, i in capacities.items():
         colour = colours[i] if len(capacities) > 1 else BLACK
         axes.axhline(size / GIB, color=colour, linewidth=1, gid="capacity")
-        text = f"{'limit' if group[i].is_cpu else 'capacity'} {analysis.size_text(size)}"
+    clusters: list[list[int]] = []
+    for size in sorted(capacities):  # lines too close for a label each share one
+        if clusters and size - clusters[-1][0] < 0.09 * max(capacities):
+            clusters[-1].append(size)
+        else:
+            clusters.append([size])
+    for sizes in clusters:
+        low, high = analysis.size_text(sizes[0]), analysis.size_text(sizes[-1])
+        text = high if low == high else f"{low.removesuffix(' GiB')} to {high}"
+        if len(clusters) < 3:
+            text = f"{'limit' if group[0].is_cpu else 'capacity'} {text}"
         x, offset, where = 0.01, (0, 5), "bottom"
         if colours:  # beside the panel, for marks of several series are stacked on the line
-            near = [other for other in capacities if 0 < abs(other - size) < 0.1 * max(capacities)]
-            x, offset, where = 1, (4, 0), "center" if not near else "bottom" if size > near[0] else "top"
-            text = text.replace(" ", "\n", 1)
+            x, offset, where = 1, (4, 0), "center"
+            text = text.replace(" ", "\n", 1) if len(clusters) < 3 else text
+        colour = colours[capacities[sizes[0]]] if len(capacities) > 1 and len(sizes) == 1 else BLACK
         place: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": where}
-        axes.annotate(text, (x, size / GIB), offset, **place, color=colour, fontsize=8, annotation_clip=False)
+        at = (x, (sizes[0] + sizes[-1]) / 2 / GIB)
+        axes.annotate(text, at, offset, **place, color=colour, fontsize=8, annotation_clip=False)
 
 
 def highest_bytes(one: Series) -> int:
@@ -105,7 +118,11 @@ def highest_bytes(one: Series) -> int:
 
 
 def memory_limits(axes: Axes, series: Group) -> None:
-    axes.set_ylim(0, 1.12 * max(map(highest_bytes, series)) / GIB)
+    lines = (line for panel in axes.get_shared_y_axes().get_siblings(axes) for line in panel.get_lines())
+    highest = max(
+        (line.get_ydata().max(initial=0) for line in lines if str(line.get_gid()).startswith("oom ")), default=0
+    )
+    axes.set_ylim(0, max(1.12 * max(map(highest_bytes, series)) / GIB, 1.03 * highest))
     if not any(one.capacity_bytes or one.measured for one in series):
         axes.set_yticks([])  # nothing gives the axis a scale
 

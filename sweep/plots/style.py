@@ -52,11 +52,14 @@ class Look:
     dashes: Any = "-"
     weight: float = 1.0
     """Thickness: of lines that coincide, the one drawn first shows at the edges of the other."""
+    half: bool = False
+    """Marks filled to the half: told from full ones where a point has no line, and from open ones, which thrash."""
 
     @property
     def style(self) -> dict[str, Any]:
         size = {"markersize": 5 * self.weight, "linewidth": 1.6 * self.weight}
-        return {"color": self.colour, "marker": self.marker, **size}
+        filling = {"fillstyle": "bottom", "markerfacecoloralt": "white"} if self.half else {}
+        return {"color": self.colour, "marker": self.marker, **size, **filling}
 
     @property
     def key(self) -> Line2D:
@@ -94,6 +97,17 @@ def framed(figure: Figure, series: Group, second: str, handles: Sequence[Any], n
     return figure
 
 
+def filled(label: str, width: int) -> str:
+    """A label over lines of so many characters, broken between its parts where that is possible."""
+    parts = ", ".join(part.replace(" ", "\xa0") for part in label.split(", "))
+    return textwrap.fill(parts, width).replace("\xa0", " ")
+
+
+def shortened(text: str, most: int) -> str:
+    """What differs is often at the end: the middle is left out."""
+    return text if len(text) <= most else f"{text[: most // 2 - 2]}...{text[-(most - most // 2 - 1) :]}"
+
+
 def say(axes: Axes, text: str, upright_at: float | None = None) -> None:
     """Words in the middle of the panel, or turned and standing at a batch size."""
     style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9}
@@ -112,7 +126,9 @@ def looks_of(series: Group, axis: str) -> dict[object, Look]:
     values = list(dict.fromkeys(one.value(axis) for one in series))
     looks = {}
     for i, value in enumerate(values):
-        colour, marker = VALUE_COLOURS[i % len(VALUE_COLOURS)], VALUE_MARKERS[i % len(VALUE_MARKERS)]
+        # After the last colour they begin anew, each with another mark than before.
+        colour = VALUE_COLOURS[i % len(VALUE_COLOURS)]
+        marker = VALUE_MARKERS[(i + i // len(VALUE_COLOURS)) % len(VALUE_MARKERS)]
         weight = 1.5 - 0.5 * i / max(1, len(values) - 1)
         label = axis_label(axis, value) or str(value)
         looks[value] = Look(colour=colour, marker=marker, label=label, weight=weight)

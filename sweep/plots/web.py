@@ -80,6 +80,8 @@ def _values(line: Line2D, by_id: dict[str, Series], varying: tuple[str, ...]) ->
 
 def _tell(element: ElementTree.Element, texts: list[str]) -> None:
     marks = list(element.iter(f"{{{SVG}}}use"))
+    if len(marks) == 2 * len(texts):  # half-filled marks are drawn in two halves, all first ones before all second ones
+        texts = texts * 2
     if len(marks) == len(texts):
         for mark, text in zip(marks, texts, strict=True):
             _title(mark, text)
