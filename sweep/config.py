@@ -8,11 +8,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sweep import environment, virtual
-from sweep.spec import CellSpec, DeviceKind, EngineName, GpuSpec, Precision, SpecError, from_json
+from sweep.spec import CellSpec, DeviceKind, EngineName, GpuSpec, Precision, SpecError, from_json, positive
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 LARGEST_GPU_BYTES = 2**40
-NOT_OF_THE_CELL = ("gpu", "device", "sweep", "search", "budget", "force", "dry_run")
+NOT_OF_THE_CELL = ("gpu", "device", "sweep", "search", "budget", "force", "dry_run", "steps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +45,8 @@ def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
         raise SpecError("device.kind", content["device"].get("kind"), "choose one of auto, " + ", ".join(kinds))
     kind = DeviceKind(content["device"]["kind"])
     content["world_size"] = environment.require_device(kind, _optional_count("world_size", values["world_size"]))
+    positive("steps", values["steps"])
+    content["measured_iterations"] = values["steps"]
     spec = from_json(CellSpec, content)
     if spec.device.gpu is not None:
         _require_virtual_gpu(spec.device.gpu, spec.world_size)

@@ -80,7 +80,7 @@ class ModelSpec:
     """Keyword arguments of the architecture's configuration class: the published numbers."""
 
     def __post_init__(self) -> None:
-        _positive("model.parameters", self.parameters)
+        positive("model.parameters", self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +112,7 @@ class GpuSpec:
 
     def __post_init__(self) -> None:
         if self.total_memory_bytes is not None:
-            _positive("gpu.total_memory_bytes", self.total_memory_bytes)
+            positive("gpu.total_memory_bytes", self.total_memory_bytes)
         if self.other_processes_bytes < 0:
             raise SpecError(
                 "gpu.other_processes_bytes", self.other_processes_bytes, "give a number of bytes, 0 or more"
@@ -130,7 +130,7 @@ class DeviceSpec:
     def __post_init__(self) -> None:
         assert (self.gpu is not None) == (self.kind is DeviceKind.VIRTUAL)
         if self.kind is DeviceKind.CPU:
-            _positive("device.memory_limit_bytes", self.memory_limit_bytes)
+            positive("device.memory_limit_bytes", self.memory_limit_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,19 +153,20 @@ class CellSpec:
     """Iterations before the measured ones; the optimizer's states exist only after the first."""
     measured_iterations: int = 5
     seed: int = 0
-    timeout_seconds: float = 900.0
+    timeout_seconds: float | None = None
+    """None: from the pace of the cells before (`sweep.launch.pace`). No part of a cell's identity."""
 
     def __post_init__(self) -> None:
         for field in ("world_size", "batch_size", "seq_len", "accumulation", "measured_iterations"):
-            _positive(field, getattr(self, field))
+            positive(field, getattr(self, field))
         if self.warmup_iterations < 1:
             raise SpecError(
                 "warmup_iterations",
                 self.warmup_iterations,
                 "give 1 or more, so that the optimizer has stepped",
             )
-        if not (self.timeout_seconds > 0 and math.isfinite(self.timeout_seconds)):
-            raise SpecError("timeout_seconds", self.timeout_seconds, "give a number of seconds above 0")
+        if self.timeout_seconds is not None and not 0 < self.timeout_seconds < math.inf:
+            raise SpecError("timeout_seconds", self.timeout_seconds, "give a number of seconds above 0, or null")
         if self.seed < 0:
             raise SpecError("seed", self.seed, "give a whole number of 0 or more")
         if self.gradient_clipping is not None and not 0 < self.gradient_clipping < math.inf:
@@ -186,7 +187,7 @@ class CellSpec:
     @property
     def series_id(self) -> str:
         """The same for all cells that differ in batch size alone."""
-        content = to_json(self)
+        content = _identity(self)
         del content["batch_size"]
         return _digest(content)
 
@@ -222,14 +223,20 @@ def unsupported_reason(spec: CellSpec) -> str | None:
 
 def cell_id(spec: CellSpec, identity: Mapping[str, object]) -> str:
     """Identity by content: the spec and the environment that decides its result (see `sweep.environment`)."""
-    return _digest({"spec": to_json(spec), "identity": dict(identity), "schema": SCHEMA_VERSION})
+    return _digest({"spec": _identity(spec), "identity": dict(identity), "schema": SCHEMA_VERSION})
+
+
+def _identity(spec: CellSpec) -> Any:
+    """What two cells must have in common to be the same: everything but the time they may take."""
+    return to_json(spec) | {"timeout_seconds": 900.0}  # as it was in every cell when the first were stored
 
 
 def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _positive(field: str, value: object) -> None:
+def positive(field: str, value: object) -> None:
+    """Raises `SpecError` unless it is a whole number of 1 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise SpecError(field, value, "give a whole number of 1 or more")
 

@@ -50,7 +50,7 @@ GRANDCHILD = """
 
 def test_a_timeout_ends_the_whole_tree(tmp_path: Path) -> None:
     ended = run_python(GRANDCHILD, tmp_path, timeout=2)
-    assert ended.timed_out
+    assert ended.timeout_seconds == 2
     assert not psutil.pid_exists(int((tmp_path / "out").read_text()))
 
 
@@ -101,7 +101,7 @@ BUG = Failure(kind="ValueError", message="wrong\nmore", phase=Phase.LOAD, rank=0
         ([rank(0, failure=BUG), rank(1, failure=OOM, oom=True)], Ended(exit_code=1), Status.OOM, None),
         ([rank(0, failure=BUG)], Ended(exit_code=None), Status.FAILED, "rank 0: ValueError: wrong"),
         ([rank(0), rank(1, retries=2)], Ended(exit_code=0), Status.THRASHING, "freed its cache 2 times"),
-        ([], Ended(exit_code=None, timed_out=True), Status.TIMEOUT, "no result within 900 s"),
+        ([], Ended(exit_code=None, timeout_seconds=900.0), Status.TIMEOUT, "no result within 900 s"),
         ([rank(0)], Ended(exit_code=-9), Status.FAILED, "killed by SIGKILL without writing a record"),
         ([], Ended(exit_code=3), Status.FAILED, "2 ranks ended with exit code 3 without writing a record"),
     ],

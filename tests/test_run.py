@@ -15,7 +15,7 @@ import pytest
 from conftest import REPOSITORY
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-SMALL = ("device=cpu", "world_size=1", "seq_len=32", "warmup_iterations=1", "measured_iterations=2")
+SMALL = ("device=cpu", "world_size=1", "seq_len=32", "warmup_iterations=1", "steps=2")
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,8 @@ SMALL = ("device=cpu", "world_size=1", "seq_len=32", "warmup_iterations=1", "mea
         (["model=llama3-8b,nope"], "model=nope is not known: choose one of"),
         (["precision=glob(*)"], "precision=glob(*) names no values"),
         (["seed=interval(1,4)"], "seed=interval(1,4) names no values"),
+        (["steps=0"], "steps=0 is not valid: give a whole number of 1 or more"),
+        (["timeout_seconds=0"], "timeout_seconds=0.0 is not valid: give a number of seconds above 0, or null"),
         (["seed=-1"], "seed=-1 is not valid: give a whole number of 0 or more"),
         (["gradient_clipping=nan"], "gradient_clipping=nan is not valid"),
         (["hydra/sweeper=basic"], "hydra/sweeper=basic cannot run a sweep"),

@@ -50,6 +50,12 @@ def test_a_series_is_what_differs_in_batch_size_alone(make_spec: MakeSpec) -> No
     assert replace(spec, accumulation=7).series_id != spec.series_id
 
 
+def test_the_time_that_a_cell_may_take_is_no_part_of_its_identity(make_spec: MakeSpec) -> None:
+    short, derived = make_spec(timeout_seconds=1), make_spec(timeout_seconds=None)
+    assert cell_id(short, {}) == cell_id(derived, {})
+    assert short.series_id == derived.series_id
+
+
 def test_the_cell_id_depends_on_the_spec_and_on_the_software(make_spec: MakeSpec) -> None:
     spec = make_spec()
     identifier = cell_id(spec, {"torch": "2.14.1"})

@@ -13,6 +13,7 @@ from sweep.launch.clean_slate import baseline_bytes, busy_reason
 from sweep.launch.commands import command
 from sweep.launch.commands import environment as process_environment
 from sweep.launch.host_memory import oom_kills
+from sweep.launch.pace import Pace
 from sweep.launch.process import Child, start_process, watch
 from sweep.launch.progress import ended_path, read_ended, read_progress
 from sweep.launch.stacks import ask
@@ -21,6 +22,8 @@ from sweep.launch.warm import spawn_warm
 from sweep.record import CellRecord, Failure, RankRecord, Status
 from sweep.spec import CellSpec, DeviceKind, cell_id, from_json, unsupported_reason
 from sweep.store import CellDirectory, Store, StoreError
+
+_pace = Pace()
 
 
 def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: bool = False) -> CellRecord:
@@ -51,14 +54,16 @@ def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: b
     try:
         known = None if force else directory.read_record()
         if known is not None and known.status.final:
+            _pace.learn(store.path, known)
             return known
         directory.begin(spec)
         try:
-            verdict = _measure(spec, directory, identifier)
+            verdict = _measure(spec, directory, identifier, _pace.timeout_seconds(store.path, spec))
         except KeyboardInterrupt:
             store.save(record_of(Status.INTERRUPTED, "ended by the user"))
             raise
         record = record_of(*verdict)
+        _pace.learn(store.path, record)
         store.save(record)
     except (StoreError, OSError) as error:
         place = directory.path if isinstance(error, OSError) and error.filename is None else None
@@ -67,7 +72,7 @@ def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: b
     return record
 
 
-def _measure(spec: CellSpec, directory: CellDirectory, identifier: str) -> Verdict:
+def _measure(spec: CellSpec, directory: CellDirectory, identifier: str, timeout_seconds: float) -> Verdict:
     unsupported = unsupported_reason(spec)
     if unsupported is not None:
         return Status.UNSUPPORTED, unsupported, None
@@ -79,7 +84,7 @@ def _measure(spec: CellSpec, directory: CellDirectory, identifier: str) -> Verdi
     kills, stacks = oom_kills(), dict[int, str]()
     ended = watch(
         _start(spec, directory, variables),
-        timeout_seconds=spec.timeout_seconds,
+        timeout_seconds=timeout_seconds,
         failed_rank=lambda: _any_rank_failed(spec, directory),
         stalled_seconds=StallDetector(directory.path).stalled_seconds,
         before_ending=lambda: stacks.update(ask(directory.path)),

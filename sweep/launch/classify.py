@@ -56,8 +56,8 @@ def classify(
     reported = _reported(ranks, missing, tail)
     if reported is not None:
         return reported
-    if ended.timed_out or ended.stalled_seconds is not None:
-        return _too_late(spec, ranks, ended, clues, tail)
+    if ended.timeout_seconds is not None or ended.stalled_seconds is not None:
+        return _too_late(ranks, ended, clues, tail)
     for rank, why in clues.unreadable.items():
         sentence = f"rank {rank} left a record that cannot be read: {why}"
         return Status.FAILED, sentence, Failure(kind="RecordError", message=sentence, rank=rank, stderr_tail=tail)
@@ -99,9 +99,9 @@ def _lost_its_peers(failure: Failure) -> bool:
     return re.search(r"Connection (closed|reset) by peer|Broken pipe|peer .*closed", failure.message) is not None
 
 
-def _too_late(spec: CellSpec, ranks: Sequence[RankRecord], ended: Ended, clues: Clues, tail: str) -> Verdict:
-    if ended.timed_out:
-        sentence = f"no result within {spec.timeout_seconds:g} s"
+def _too_late(ranks: Sequence[RankRecord], ended: Ended, clues: Clues, tail: str) -> Verdict:
+    if ended.timeout_seconds is not None:
+        sentence = f"no result within {ended.timeout_seconds:g} s"
     else:
         sentence = f"nothing moved for {ended.stalled_seconds:.0f} s"
     done = {rank.rank for rank in ranks}

@@ -23,7 +23,8 @@ class Ended:
 
     exit_code: int | None
     """Negative: the signal; None: it was ended from here."""
-    timed_out: bool = False
+    timeout_seconds: float | None = None
+    """It was ended because it took longer than this."""
     stalled_seconds: float | None = None
     """It was ended because nothing had moved for so long."""
 
@@ -62,7 +63,7 @@ def watch(
     """
     try:
         ended = _wait(child, timeout_seconds, failed_rank, stalled_seconds)
-        if ended.timed_out or ended.stalled_seconds is not None:
+        if ended.timeout_seconds is not None or ended.stalled_seconds is not None:
             before_ending()
         return ended
     finally:
@@ -92,7 +93,7 @@ def _wait(
                 return Ended(exit_code=None)
             continue
         if now > deadline:
-            return Ended(exit_code=None, timed_out=True)
+            return Ended(exit_code=None, timeout_seconds=timeout_seconds)
         stalled = stalled_seconds()
         if stalled is not None:
             return Ended(exit_code=None, stalled_seconds=stalled)
