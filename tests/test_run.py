@@ -78,7 +78,7 @@ def test_the_composed_configuration_can_be_shown(run_sweep: Run) -> None:
 
 
 def test_tab_completion_knows_the_models() -> None:
-    environment = os.environ | {"COMP_LINE": "sweep model=ll", "COMP_POINT": "14"}
+    environment = os.environ | {"COMP_LINE": "sweep model=llama3", "COMP_POINT": "18"}
     done = subprocess.run(
         [sys.executable, "-m", "sweep.run", "-sc", "query=bash"],
         env=environment,
