@@ -39,6 +39,8 @@ class Search:
     """Once the limit is known, this many sizes, evenly spread from 1 to the limit, are measured for the charts."""
     max_batch_size: int = 4096
     """No larger size is tried."""
+    past_thrashing: bool = False
+    """Once the limit is known, sizes that run but thrash are passed one by one, to the first that does not run."""
     batch_sizes: tuple[int, ...] | None = None
     """Only these, in ascending order, up to the first that does not fit; None leaves the choice to the method."""
 
@@ -110,6 +112,8 @@ def next_batch_size(outcomes: Mapping[int, Outcome], search: Search, guess: int 
             return None
         return next((size for size in sorted(search.batch_sizes) if size not in outcomes), None)
     if known.settled or (known.too_large is None and known.fits >= search.max_batch_size):
+        if search.past_thrashing and (size := _past_thrashing(outcomes, known, search.max_batch_size)):
+            return size
         return _next_point(outcomes, known.fits, search.points)
     if search.method is SearchMethod.ASCEND:
         size = _ascend(known, search)
@@ -118,6 +122,13 @@ def next_batch_size(outcomes: Mapping[int, Outcome], search: Search, guess: int 
     else:
         size = _fit(outcomes, known, guess)
     return min(size, search.max_batch_size)
+
+
+def _past_thrashing(outcomes: Mapping[int, Outcome], known: Limits, largest: int) -> int | None:
+    size = known.too_large or largest + 1
+    while size in outcomes and outcomes[size].status is not Status.OOM:
+        size += 1
+    return None if size in outcomes or size > largest else size
 
 
 def _ascend(known: Limits, search: Search) -> int:

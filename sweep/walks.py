@@ -4,8 +4,9 @@ No Hydra here and no processes: the sweeper plugin composes and launches what th
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sweep import environment
 from sweep.config import Job
@@ -76,6 +77,20 @@ class Walk:
     @property
     def limits(self) -> Limits:
         return limits(self.outcomes)
+
+
+def parts_meant(parts: Sequence[Mapping[str, Any]], arguments: Sequence[str]) -> list[dict[str, Any]]:
+    """The parts of an experiment that a command line means.
+
+    A value given there picks the parts that have it; where none has, it replaces what the parts say.
+    """
+    chosen = [dict(part) for part in parts]
+    for key, _, value in (argument.partition("=") for argument in arguments):
+        if alike := [part for part in chosen if str(part.get(key)) == value]:
+            chosen = alike
+        else:
+            chosen = [{name: given for name, given in part.items() if name != key} for part in chosen]
+    return chosen
 
 
 def recall(walks: Iterable[Walk], stores: Mapping[str, Store]) -> int:

@@ -99,6 +99,16 @@ def test_thrashing_ends_a_walk_like_an_oom() -> None:
     assert limits(outcomes) == Limits(fits=5, too_large=6)
 
 
+def test_sizes_that_thrash_are_passed_on_request() -> None:
+    def outcome(size: int) -> Outcome:
+        return Outcome(status=Status.OK if size <= 3 else Status.THRASHING if size <= 6 else Status.OOM)
+
+    outcomes = walk(outcome, Search(points=0, past_thrashing=True))
+    assert limits(outcomes) == Limits(fits=3, too_large=4)
+    assert [outcomes[size].status for size in (4, 5, 6, 7)] == [Status.THRASHING] * 3 + [Status.OOM]
+    assert max(walk(outcome, Search(points=0, past_thrashing=True, max_batch_size=5))) == 5
+
+
 @pytest.mark.parametrize(
     "status", [Status.FAILED, Status.TIMEOUT, Status.HOST_OOM, Status.BUSY_DEVICE, Status.UNSUPPORTED]
 )

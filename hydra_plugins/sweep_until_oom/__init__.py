@@ -1,8 +1,9 @@
 """Hydra sweeper that walks the batch size of every series until out of memory.
 
-All axes but the batch size are expanded as a grid; `sweep.plan` decides each series' next batch size from what is
-known. It drives any Hydra launcher: a parallel one gets one cell per live series and round. Hydra's own launcher runs
-one job at a time, so that there one series is finished before the next, which may then start from its limit.
+All axes but the batch size are expanded as a grid, once for every part of an experiment; `sweep.plan` decides each
+series' next batch size from what is known. It drives any Hydra launcher: a parallel one gets one cell per live series
+and round. Hydra's own launcher runs one job at a time, so that there one series is finished before the next, which may
+then start from its limit.
 """
 
 import itertools
@@ -30,15 +31,18 @@ from sweep.screen import Screen
 from sweep.spec import DeviceKind, SpecError, from_json
 from sweep.store import PLOTS, RESULTS, Store, StoreError
 from sweep.usage import fail, values_of
-from sweep.walks import Budget, Spent, Walk, guess_from_similar, recall
+from sweep.walks import Budget, Spent, Walk, guess_from_similar, parts_meant, recall
 
 INTERRUPTED, INCOMPLETE = 130, 3
 """Exit codes: ended by the user; a cell failed, or nothing that was asked for makes sense."""
 
 
 class UntilOom(Sweeper):
-    def __init__(self, params: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, params: Mapping[str, Any] | None = None, parts: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
         self._params = dict(params or {})
+        self._parts = [dict(part) for part in parts or ()] or [{}]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._context = hydra_context
@@ -94,23 +98,26 @@ class UntilOom(Sweeper):
 
     def _plan(self, arguments: list[str], screen: Screen) -> list[Walk]:
         """Compose and validate every series before anything is run or written."""
-        arguments, params = self._with_device(arguments, screen)
-        axes, batch_sizes = self._axes([f"{key}={value}" for key, value in params.items()] + arguments)
+        arguments = self._with_device(arguments, screen)
         settings = _plain(self._config.search)
         if settings.pop("prior") not in ("none", "virtual"):
             raise SpecError("search.prior", self._config.search.prior, "choose none or virtual")
-        search = replace(from_json(Search, settings, "search."), batch_sizes=batch_sizes)
-        walks = []
-        for overrides in itertools.product(*axes.values()):
-            config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
-            jobs = [job_from(config, size) for size in batch_sizes or (1,)]
-            walks.append(Walk(overrides=list(overrides), job=jobs[0], search=search))
-        return walks
+        search = from_json(Search, settings, "search.")
+        walks: dict[tuple[str, str], Walk] = {}
+        for part in parts_meant(self._parts, arguments):
+            grid = [f"{key}={value}" for key, value in {**self._params, **part}.items()]
+            axes, batch_sizes = self._axes(grid + arguments)
+            for overrides in itertools.product(*axes.values()):
+                config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+                jobs = [job_from(config, size) for size in batch_sizes or (1,)]
+                walk = Walk(overrides=list(overrides), job=jobs[0], search=replace(search, batch_sizes=batch_sizes))
+                walks.setdefault((walk.job.sweep, walk.job.spec.series_id), walk)
+        return list(walks.values())
 
-    def _with_device(self, arguments: list[str], screen: Screen) -> tuple[list[str], dict[str, Any]]:
+    def _with_device(self, arguments: list[str], screen: Screen) -> list[str]:
         """Replace `device=auto` by what it means here: that choice may bring other defaults and another grid."""
         if self._config.device.kind != "auto":
-            return arguments, self._params
+            return arguments
         kind, why = choose_device()
         screen.say(
             f"device=auto: {kind.value}, because {why}" if kind is not DeviceKind.CUDA else f"device=auto: {why}"
@@ -121,7 +128,9 @@ class UntilOom(Sweeper):
             overrides=[*map(str, self._config.hydra.overrides.hydra), *arguments],
             run_mode=RunMode.MULTIRUN,
         )
-        return arguments, dict(config.hydra.sweeper.params or {})
+        self._params = dict(config.hydra.sweeper.params or {})
+        self._parts = [dict(part) for part in config.hydra.sweeper.parts] or [{}]
+        return arguments
 
     def _axes(self, arguments: Sequence[str]) -> tuple[dict[str, list[str]], tuple[int, ...] | None]:
         """Each key's overrides, the last mention of a key winning; and the batch sizes, where they are given."""
@@ -187,9 +196,9 @@ class UntilOom(Sweeper):
         going = [(walk, size) for walk in walks if (size := walk.next()) is not None]
         for walk, size in going:
             screen.planned(replace(walk.job.spec, batch_size=size))
-        given = walks[0].search.batch_sizes
-        left = sum(len(set(given) - set(walk.outcomes)) for walk, _ in going) if given else 0
-        about = f"at most {left}" if given else f"about {len(going) * (3 + walks[0].search.points // 2)}"
+        given = [set(walk.search.batch_sizes or ()) - set(walk.outcomes) for walk, _ in going]
+        searched = sum(3 + walk.search.points // 2 for walk, _ in going if not walk.search.batch_sizes)
+        about = f"{'about' if searched else 'at most'} {sum(map(len, given)) + searched}"
         screen.say(f"{len(going)} of {len(walks)} series are not finished; {about} cells to measure")
 
     def _conclude(self, walks: list[Walk], stores: Mapping[str, Store], screen: Screen) -> list[CellRecord]:
