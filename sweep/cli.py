@@ -4,6 +4,7 @@ import importlib
 import sys
 
 COMMANDS = {
+    "models": "sweep.models",
     "plots": "sweep.plots",
     "report": "sweep.report",
     "import": "sweep.importing",

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from sweep import environment, virtual
+from sweep import environment, models, virtual
 from sweep.spec import CellSpec, DeviceKind, EngineName, GpuSpec, Precision, SpecError, from_json, positive
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -32,11 +32,15 @@ def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
     OmegaConf.set_readonly(config, False)
     if batch_size is not None:
         config.batch_size = batch_size
+    if (path := config.model.get("path")) is not None and config.model.name is None:
+        config.model.name = Path(str(path)).expanduser().absolute().name
     try:
         values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise SpecError(str(error.full_key), "???", f"give it a value ({error.msg})") from error
+        why = "give it a value" if isinstance(error, MissingMandatoryValue) else f"give it a value ({error.msg})"
+        raise SpecError(str(error.full_key), "???", " ".join(why.split())) from error
     content = {key: value for key, value in values.items() if key not in NOT_OF_THE_CELL}
+    content["model"] = models.complete(values["model"])
     content["device"] = dict(values["device"])
     if content["device"].get("kind") == DeviceKind.VIRTUAL.value:
         content["device"]["gpu"] = values["gpu"]
@@ -50,7 +54,7 @@ def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
     spec = from_json(CellSpec, content)
     if spec.device.gpu is not None:
         _require_virtual_gpu(spec.device.gpu, spec.world_size)
-    if kind is DeviceKind.CPU:
+    if kind is DeviceKind.CPU and spec.model.parameters is not None:
         environment.require_host_memory(
             spec.model.parameters, state_bytes_per_parameter(spec), spec.world_size, spec.model.name
         )

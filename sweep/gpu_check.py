@@ -12,16 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from sweep import virtual
+from sweep import models, virtual
 from sweep.environment import Gpu, torch_cuda_version, visible_gpus
 from sweep.launch import run_cell
 from sweep.record import CellRecord, RankRecord, Status
 from sweep.spec import CellSpec, DeviceKind, DeviceSpec, GpuSpec, from_json
 from sweep.store import Store
 
-MODELS = Path(__file__).resolve().parent.parent / "conf" / "model"
 GIB = 2**30
 STATES_BYTES = 16
 """Per parameter: fp32 weights, gradients and AdamW's two moments."""
@@ -39,7 +36,7 @@ FIGURES: dict[str, Callable[[RankRecord], int | None]] = {
 def specs(model: str) -> list[CellSpec]:
     """What is compared: checkpointing, batch size, expandable segments, precision and accumulation, one at a time."""
     base: dict[str, Any] = {
-        "model": yaml.safe_load((MODELS / f"{model}.yaml").read_text(encoding="utf-8")),
+        "model": models.model(model),
         "engine": {"name": "ddp"},
         "device": {"kind": "cuda"},
         "world_size": 1,
@@ -63,8 +60,7 @@ def specs(model: str) -> list[CellSpec]:
 def choose_model(total_bytes: int) -> str:
     """The largest of three whose training state leaves half of the device to activations."""
     for name in ("llama3.2-1b", "qwen1.5-0.5b"):
-        content = yaml.safe_load((MODELS / f"{name}.yaml").read_text(encoding="utf-8"))
-        if content["parameters"] * STATES_BYTES * 2 <= total_bytes:
+        if models.model(name)["parameters"] * STATES_BYTES * 2 <= total_bytes:
             return name
     return "tiny"
 
@@ -137,7 +133,7 @@ def compare(gpu: Gpu, cells: Sequence[CellSpec], store: Store) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sweep.gpu_check", description=str(__doc__).split("\n\n")[0])
-    parser.add_argument("--model", choices=sorted(path.stem for path in MODELS.glob("*.yaml")))
+    parser.add_argument("--model", choices=models.names())
     parser.add_argument("--cells", type=int, help="only the first so many cells")
     parser.add_argument("--results", type=Path, default=Path("results/gpu-check"))
     options = parser.parse_args(arguments)

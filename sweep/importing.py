@@ -13,15 +13,12 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from sweep import virtual
+from sweep import models, virtual
 from sweep.record import CellRecord, RankRecord, ReportedMemory, Status
 from sweep.spec import CellSpec, DeviceKind, SpecError, cell_id, from_json
 from sweep.store import RESULTS, Store, StoreError
 
 MIB = 2**20
-MODELS = Path(__file__).resolve().parent.parent / "conf" / "model"
 
 # Every field that can be imported, and the names under which tables have it, the field's own first.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -168,10 +165,8 @@ def _truth(field: str, text: str) -> bool:
 
 def _model(table: Table, row: Mapping[str, str]) -> dict[str, Any]:
     name = table.text(row, "model") or ""
-    file = MODELS / f"{name}.yaml"
-    if Path(name).name == name and file.is_file():
-        content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return content
+    if name in models.names():
+        return models.model(name)
     parameters = table.whole(row, "parameters")
     if parameters is None:
         raise ImportingError(

@@ -5,6 +5,7 @@ in the store, or launches it and saves the record, and returns it. It never rais
 """
 
 import sys
+from collections.abc import Sequence
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -12,6 +13,7 @@ from omegaconf import DictConfig
 
 from sweep.config import CONF, job_from
 from sweep.launch import run_cell
+from sweep.models import BY_PATH
 from sweep.record import CellRecord
 from sweep.store import RESULTS, Store
 
@@ -23,10 +25,24 @@ def run(config: DictConfig) -> CellRecord:
     return run_cell(job.spec, Store(RESULTS / job.sweep), overrides, force=bool(config.force))
 
 
+IMPLIED = {"model.path=": f"model={BY_PATH}"}
+"""Values that make sense with one choice of a group alone: naming the value makes the choice."""
+
+
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments with what they imply."""
+    given = ["dry_run=true" if argument == "--dry-run" else argument for argument in arguments]
+    for value, choice in IMPLIED.items():
+        group = choice.partition("=")[0] + "="
+        if any(each.startswith(value) for each in given) and not any(each.startswith(group) for each in given):
+            given.append(choice)
+    return given
+
+
 def main() -> None:
     from sweep.usage import fail_on_mistakes
 
-    sys.argv[1:] = ["dry_run=true" if argument == "--dry-run" else argument for argument in sys.argv[1:]]
+    sys.argv[1:] = spelled_out(sys.argv[1:])
     fail_on_mistakes(sys.argv[1:])
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(run)()
 

@@ -13,11 +13,13 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
 SCHEMA_VERSION = 1  # 1: first
+LATER = {"later": True}
+"""Marks a field that came after records were published: at its default it is no part of a cell's identity."""
 
 E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
@@ -63,6 +65,11 @@ class Task(str, Enum):
     SEQUENCE_CLASSIFICATION = "sequence-classification"
 
 
+class Weights(str, Enum):
+    RANDOM = "random"
+    PRETRAINED = "pretrained"
+
+
 class Optimizer(str, Enum):
     ADAMW = "adamw"
     SGD = "sgd"
@@ -74,13 +81,29 @@ class ModelSpec:
     model_type: str
     """The key under which transformers knows the architecture, such as `llama`."""
     task: Task = Task.CAUSAL_LM
-    parameters: int
-    """Number of parameters, tied weights counted once."""
+    parameters: int | None = None
+    """Number of parameters, tied weights counted once; None where only a user's own code knows the model."""
     config: Mapping[str, Any]
     """Keyword arguments of the architecture's configuration class: the published numbers."""
+    path: str | None = field(default=None, metadata=LATER)
+    """Hub id or folder, where more than its configuration is taken from there."""
+    weights: Weights = field(default=Weights.RANDOM, metadata=LATER)
+    remote_code: bool = field(default=False, metadata=LATER)
+    """Whether code that comes with the model may run."""
+    revision: str | None = field(default=None, metadata=LATER)
+    """What identifies the content of `path`."""
 
     def __post_init__(self) -> None:
-        positive("model.parameters", self.parameters)
+        if self.parameters is not None:
+            positive("model.parameters", self.parameters)
+        if self.path is None and (self.weights is not Weights.RANDOM or self.remote_code):
+            raise SpecError("model.path", None, "it is required for pretrained weights and for a model's own code")
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens that its positions reach, where its configuration says so."""
+        longest = self.config.get("max_position_embeddings", self.config.get("n_positions"))
+        return longest if isinstance(longest, int) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,8 +180,8 @@ class CellSpec:
     """None: from the pace of the cells before (`sweep.launch.pace`). No part of a cell's identity."""
 
     def __post_init__(self) -> None:
-        for field in ("world_size", "batch_size", "seq_len", "accumulation", "measured_iterations"):
-            positive(field, getattr(self, field))
+        for name in ("world_size", "batch_size", "seq_len", "accumulation", "measured_iterations"):
+            positive(name, getattr(self, name))
         if self.warmup_iterations < 1:
             raise SpecError(
                 "warmup_iterations",
@@ -171,7 +194,7 @@ class CellSpec:
             raise SpecError("seed", self.seed, "give a whole number of 0 or more")
         if self.gradient_clipping is not None and not 0 < self.gradient_clipping < math.inf:
             raise SpecError("gradient_clipping", self.gradient_clipping, "give a norm above 0, or null for none")
-        longest = self.model.config.get("max_position_embeddings")
+        longest = self.model.context
         if longest is not None and self.seq_len > longest:
             raise SpecError("seq_len", self.seq_len, f"model={self.model.name} takes at most {longest} tokens")
 
@@ -228,7 +251,18 @@ def cell_id(spec: CellSpec, identity: Mapping[str, object]) -> str:
 
 def _identity(spec: CellSpec) -> Any:
     """What two cells must have in common to be the same: everything but the time they may take."""
-    return to_json(spec) | {"timeout_seconds": 900.0}  # as it was in every cell when the first were stored
+    return _identifying(spec) | {"timeout_seconds": 900.0}  # as it was in every cell when the first were stored
+
+
+def _identifying(value: Any) -> Any:
+    """As `to_json`, without the later fields that are at their default: adding one changes no earlier identity."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return to_json(value)
+    return {
+        one.name: _identifying(getattr(value, one.name))
+        for one in dataclasses.fields(value)
+        if "later" not in one.metadata or getattr(value, one.name) != one.default
+    }
 
 
 def _digest(content: object) -> str:

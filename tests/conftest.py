@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from sweep import models
 from sweep.spec import CellSpec, from_json
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def read_model(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((REPOSITORY / "conf/model" / f"{name}.yaml").read_text())
-    return content
+    return models.model(name)
 
 
 @pytest.fixture

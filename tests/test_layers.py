@@ -11,16 +11,17 @@ BELOW = {
     "spec": set(),
     "record": {"spec"},
     "store": {"spec", "record"},
+    "models": {"spec"},
     "plan": {"spec", "record"},
     "walks": {"spec", "record", "store", "environment", "config", "plan"},
     "prior": {"spec", "store", "plan", "launch", "virtual"},
     "environment": {"spec", "virtual", "nvml"},
-    "config": {"spec", "environment", "virtual"},
+    "config": {"spec", "models", "environment", "virtual"},
     "measure": {"spec", "record", "nvml"},
     "worker": {"spec", "record", "store", "measure", "launch"},
     "launch": {"spec", "record", "store", "environment", "virtual", "nvml"},
     "analysis": {"spec", "record"},
-    "importing": {"spec", "record", "store", "virtual"},
+    "importing": {"spec", "record", "store", "models", "virtual"},
     "plots": {"spec", "record", "store", "analysis"},
     "summary": {"spec", "record", "analysis"},
     "page": {"record", "analysis", "plots", "summary"},
@@ -32,7 +33,7 @@ BELOW = {
     "loggers": {"spec", "record"},
     "virtual": set(),
     "nvml": set(),
-    "gpu_check": {"spec", "record", "store", "environment", "launch", "virtual", "nvml"},
+    "gpu_check": {"spec", "models", "record", "store", "environment", "launch", "virtual", "nvml"},
 }
 
 

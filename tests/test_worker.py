@@ -8,8 +8,7 @@ from typing import cast
 
 import pytest
 import torch
-from conftest import REPOSITORY, read_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from conftest import read_model
 
 from sweep.launch import run_cell
 from sweep.measure.memory import CpuCounters, PhaseMemory
@@ -21,7 +20,6 @@ from sweep.worker.model import RandomBatches
 from sweep.worker.train import Progress, iterate
 
 MakeSpec = Callable[..., CellSpec]
-MODELS = sorted(path.stem for path in (REPOSITORY / "conf/model").glob("*.yaml"))
 
 
 def test_two_ranks_train_and_report(make_spec: MakeSpec, tmp_path: Path) -> None:
@@ -38,7 +36,7 @@ def test_two_ranks_train_and_report(make_spec: MakeSpec, tmp_path: Path) -> None
         assert rank.loss == pytest.approx(torch.log(torch.tensor(4096.0)).item(), abs=0.5)
         assert rank.nvml is None
         # fp32 weights, gradients and AdamW's two moments, 4 bytes each, are all alive in the optimizer step.
-        assert rank.peaks[Phase.OPTIMIZER].allocated_bytes > 16 * spec.model.parameters
+        assert rank.peaks[Phase.OPTIMIZER].allocated_bytes > 16 * read_model("tiny")["parameters"]
         assert rank.reserved_peak_bytes is not None
         assert rank.reserved_peak_bytes < rank.capacity_bytes
     assert record.ranks[0].loss != record.ranks[1].loss, "ranks see different data"
@@ -90,16 +88,6 @@ def test_a_batch_that_is_smaller_than_claimed_is_noticed(
     progress = Progress(PhaseMemory(CpuCounters()), iteration=0)
     with pytest.raises(AssertionError, match="a batch of shape"):
         iterate(spec, cast(Engine, None), short, progress)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_published_parameter_counts(name: str) -> None:
-    content = read_model(name)
-    config = AutoConfig.for_model(content["model_type"], **content["config"])
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    assert content["name"] == name
-    assert sum(parameter.numel() for parameter in model.parameters()) == content["parameters"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""The model of a cell: published architecture, random weights. Only the architecture matters for memory and speed."""
+"""The model of a cell: an architecture with random weights, or with pretrained ones where they are asked for.
+
+Only the architecture matters for memory and speed.
+"""
 
 from typing import Any
 
@@ -6,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from sweep.spec import CellSpec, Task
+from sweep.spec import CellSpec, ModelSpec, Task, Weights
 
 AUTO_CLASSES = {
     Task.CAUSAL_LM: AutoModelForCausalLM,
@@ -14,14 +17,41 @@ AUTO_CLASSES = {
 }
 
 
+def configuration_of(model: ModelSpec) -> Any:
+    """The configuration object of transformers."""
+    extra: dict[str, Any] = {"use_cache": False}
+    if model.task is Task.SEQUENCE_CLASSIFICATION:
+        extra |= {"num_labels": 2, "pad_token_id": 0}
+    values = extra | dict(model.config)
+    if model.remote_code:
+        return AutoConfig.from_pretrained(model.path, trust_remote_code=True, **values)
+    return AutoConfig.for_model(model.model_type, **values)
+
+
+def build_from(config: Any, model: ModelSpec, dtype: torch.dtype) -> nn.Module:
+    """With random parameters of `dtype`, on the default device."""
+    code = {"trust_remote_code": True} if model.remote_code else {}
+    built: nn.Module = AUTO_CLASSES[model.task].from_config(config, dtype=dtype, **code)
+    return built
+
+
 def build_model(spec: CellSpec, dtype: torch.dtype) -> nn.Module:
     """The model in training mode, with parameters of `dtype` on the default device, checkpointing as the spec says."""
-    extra = {"num_labels": 2, "pad_token_id": 0} if spec.model.task is Task.SEQUENCE_CLASSIFICATION else {}
-    config = AutoConfig.for_model(spec.model.model_type, use_cache=False, **spec.model.config, **extra)
-    model: nn.Module = AUTO_CLASSES[spec.model.task].from_config(config, dtype=dtype)
+    config = configuration_of(spec.model)
+    if spec.model.weights is Weights.PRETRAINED:
+        model = load_pretrained(config, spec.model, dtype)
+    else:
+        model = build_from(config, spec.model, dtype)
     if spec.gradient_checkpointing:
         enable_checkpointing(model)
     return model.train()
+
+
+def load_pretrained(config: Any, model: ModelSpec, dtype: torch.dtype) -> nn.Module:
+    loaded: nn.Module = AUTO_CLASSES[model.task].from_pretrained(
+        model.path, config=config, dtype=dtype, trust_remote_code=model.remote_code
+    )
+    return loaded.to(torch.get_default_device())
 
 
 def enable_checkpointing(model: nn.Module) -> None:
@@ -38,12 +68,10 @@ def import_architecture(spec: CellSpec) -> None:
     Otherwise imports would be counted as loading on the CPU device, and would run while `zero.Init` has patched torch.
     """
     with torch.device("meta"):
-        model = build_model(spec, torch.float32)
+        model = build_from(configuration_of(spec.model), spec.model, torch.float32)
     count = sum(parameter.numel() for parameter in model.parameters())
-    if spec.model.task is Task.CAUSAL_LM and count != spec.model.parameters:  # a classifier has another head
-        raise ValueError(
-            f"model={spec.model.name} has {count} parameters, not {spec.model.parameters}: correct model.parameters"
-        )
+    if count != spec.model.parameters:
+        raise ValueError(f"model={spec.model.name} has {count} parameters, not {spec.model.parameters}")
 
 
 class RandomBatches:
