@@ -38,7 +38,8 @@ from test_analysis import (
 
 from sweep import analysis, plots
 from sweep.analysis import VIRTUAL_SENTENCE, groups, series_of
-from sweep.record import CellRecord, Phase, Status
+from sweep.plots.traces import trace_figure
+from sweep.record import CellRecord, NvmlMemory, NvmlTrace, Phase, PhaseStart, Status
 from sweep.spec import GpuSpec, Precision
 from sweep.store import Store, write_json
 
@@ -239,6 +240,70 @@ def test_the_map_says_what_became_of_every_cell() -> None:
     shown = words(figure).split("\n")
     assert {"OOM", "70.9", "(76.7)", "no checkpointing, expandable segments"} <= set(shown)
     assert len(gids) == 3 + 13 + 14
+
+
+def test_a_map_over_two_axes_shows_what_fits_where() -> None:
+    records = [
+        record
+        for length, most in ((1024, 4), (2048, 2), (4096, 0))
+        for checkpointing in (False, True)
+        for record in walk(
+            {size: (10_000, 20_000 * size, 1.0) for size in range(1, most + 1)},
+            oom=None if (length, checkpointing) == (1024, True) else most + 1,
+            seq_len=length,
+            gradient_checkpointing=checkpointing,
+        )
+    ]
+    series = series_of(records)
+    drawn = dict(plots.figures(series, [plots.Kind.HEATMAP]))
+    assert list(drawn) == ["map", "map-gradient_checkpointing-seq_len"], "the axes with most values"
+    axes = drawn["map-gradient_checkpointing-seq_len"].axes[0]
+    assert [text.get_text() for text in axes.texts] == ["4", "4+", "2", "2", "none", "none"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1024", "2048", "4096"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("sequence length", "gradient checkpointing")
+    chosen = dict(plots.figures(series, [plots.Kind.HEATMAP], map_axes=("seq_len", "batch_size")))
+    without, with_checkpointing = chosen["map-seq_len-batch_size"].axes[:2]
+    assert without.get_title(loc="left") == "no checkpointing"
+    assert [text.get_text() for text in with_checkpointing.texts].count("OOM") == 2
+    assert [text.get_text() for text in without.texts].count("OOM") == 3
+    with pytest.raises(analysis.AxisError, match="--axes colour: choose from seq_len, gradient_checkpointing, batch_size"):
+        dict(plots.figures(series, [plots.Kind.HEATMAP], map_axes=("colour", "seq_len")))
+
+
+def test_device_memory_over_time_with_the_phases_shaded(tmp_path: Path) -> None:
+    (record,) = walk({1: (10_000, 20_000, 1.0)}, device=VIRTUAL)
+    store = store_of(tmp_path / "results", [record])
+    trace = NvmlTrace(
+        seconds=(0.0, 1.0, 2.0, 4.0),
+        used_bytes=(GIB, 3 * GIB, 6 * GIB, 5 * GIB),
+        phases=(
+            PhaseStart(phase=Phase.LOAD, seconds=0.5),
+            PhaseStart(phase=Phase.FORWARD, seconds=1.5),
+            PhaseStart(phase=Phase.BACKWARD, seconds=2.5),
+            PhaseStart(phase=Phase.FORWARD, seconds=3.0),
+        ),
+    )
+    nvml = NvmlMemory(baseline_bytes=GIB, peak_bytes=6 * GIB, samples=4, period_seconds=0.02, trace=trace)
+    assert plots.draw(store, tmp_path / "plots", [plots.Kind.NVML]) == [], "nothing was kept"
+    write_json(store.cell("0" * 16).rank_path(0), replace(record.ranks[0], nvml=nvml))
+    written = plots.draw(store, tmp_path / "plots", [plots.Kind.NVML])
+    assert [path.name for path in written] == ["nvml-llama3-8b_zero-3.png", "nvml-llama3-8b_zero-3.svg"]
+    one = series_of(store.records())[0]
+    figure = trace_figure(one, record, {0: trace})
+    axes = figure.axes[0]
+    assert points(lines(axes, "nvml0")[0]) == {0: 1, 1: 3, 2: 6, 4: 5}
+    spans = [(patch.get_gid(), patch.get_x(), patch.get_width()) for patch in axes.patches]  # type: ignore[attr-defined]
+    assert spans == [
+        ("phase load", 0.5, 1.0),
+        ("phase forward", 1.5, 1.0),
+        ("phase backward", 2.5, 0.5),
+        ("phase forward", 3.0, 1.0),
+    ]
+    shown = words(figure)
+    assert "the clock is the host's and kernels do nothing" in shown
+    assert "rank 0, baseline 1.00 GiB" in shown
+    assert {"load", "forward", "backward"} <= set(shown.split("\n"))
+    assert "optimizer" not in shown.split("\n")
 
 
 def test_time_for_a_fixed_number_of_samples_and_the_front() -> None:

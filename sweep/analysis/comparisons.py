@@ -64,7 +64,7 @@ def groups(series: Sequence[Series], axis: str) -> list[list[Series]]:
             if name != axis and not name.startswith(_BELONGS_TO.get(axis, axis + "."))
         )
         alike.setdefault((rest, details), {}).setdefault(one.value(axis), one)
-    return [[by[v] for v in _ordered(by)] for by in alike.values() if len(by) > 1]
+    return [[by[v] for v in ordered(by)] for by in alike.values() if len(by) > 1]
 
 
 def pairs(series: Sequence[Series], axis: str) -> list[tuple[Series, Series]]:
@@ -97,7 +97,8 @@ def verdicts(panels: Sequence[Sequence[Series]], axis: str) -> list[str]:
     return [f"in {paying} of {len(said)} comparisons a sample takes less time than at the first one's best (dotted)"]
 
 
-def _ordered(values: Iterable[object]) -> list[object]:
+def ordered(values: Iterable[object]) -> list[object]:
+    """Numbers by size, then the others as they came."""
     numbers = [v for v in values if isinstance(v, int | float)]
     return [*sorted(numbers), *(v for v in values if not isinstance(v, int | float))]
 

@@ -18,8 +18,11 @@ from matplotlib.figure import Figure
 from sweep import analysis
 from sweep.analysis import varying_axes
 from sweep.plots.kinds import comparison, series_figure
-from sweep.plots.overviews import devices_figure, heat_map, pareto_figure, samples_figure
+from sweep.plots.maps import MapAxes, heat_map, limits_map, widest_axes
+from sweep.plots.overviews import devices_figure, pareto_figure, samples_figure
 from sweep.plots.style import CREATOR, MOST_PANELS, STYLE, VALUE_COLOURS, Group
+from sweep.plots.traces import ReadTraces, Traces, trace_figure, traced
+from sweep.record import CellRecord
 from sweep.store import Store, StoreError
 
 __all__ = ["STYLE", "VALUE_COLOURS", "Kind", "comparison", "draw", "figures", "main", "series_figure"]
@@ -42,13 +45,31 @@ class Kind(str, Enum):
     """Throughput against memory."""
     DEVICES = "devices"
     """What each device of a series reserved."""
+    NVML = "nvml"
+    """The device's memory while a cell runs, its phases shaded."""
 
 
-def draw(store: Store, out: Path, kinds: Sequence[Kind] = (), where: Sequence[str] = ()) -> list[Path]:
-    """Draw the charts of a sweep into `out`; the paths written. Charts of an earlier drawing are removed."""
+def draw(
+    store: Store,
+    out: Path,
+    kinds: Sequence[Kind] = (),
+    where: Sequence[str] = (),
+    *,
+    map_axes: MapAxes | None = None,
+    batch_size: int | None = None,
+) -> list[Path]:
+    """Draw the charts of a sweep into `out`; the paths written. Charts of an earlier drawing are removed.
+
+    `map_axes` are the rows and columns of the map, `batch_size` is the one that the NVML chart shows.
+    """
     written: list[Path] = []
+    series = analysis.chosen(analysis.series_of(store.records()), where)
+
+    def read(record: CellRecord) -> Traces:
+        return store.cell(record.cell_id).read_traces()
+
     with mpl.rc_context(STYLE):
-        for name, figure in figures(analysis.chosen(analysis.series_of(store.records()), where), kinds):
+        for name, figure in figures(series, kinds, map_axes=map_axes, read=read, batch_size=batch_size):
             out.mkdir(parents=True, exist_ok=True)
             figure.savefig(png := out / f"{name}.png", metadata={"Software": CREATOR})
             figure.set_layout_engine("none")  # keep the layout: finding it takes longer than drawing
@@ -61,14 +82,23 @@ def draw(store: Store, out: Path, kinds: Sequence[Kind] = (), where: Sequence[st
     return written
 
 
-def figures(series: Group, kinds: Sequence[Kind] = ()) -> Iterator[tuple[str, Figure]]:
-    """Charts with the names of their files: of these kinds, or a handful of all of them."""
+def figures(
+    series: Group,
+    kinds: Sequence[Kind] = (),
+    *,
+    map_axes: MapAxes | None = None,
+    read: ReadTraces = lambda record: {},
+    batch_size: int | None = None,
+) -> Iterator[tuple[str, Figure]]:
+    """Charts with the names of their files: of these kinds, or a handful of all of them. Raises `AxisError`."""
     # A crash or a refusal alone gives nothing to see; it belongs in the report.
     series = [one for one in series if one.measured or one.first_oom]
     timed = [one for one in series if one.fastest]
     varying = varying_axes(series)
     if series and (Kind.HEATMAP in kinds or (not kinds and len(series) > 1)):
         yield "map", heat_map(series)
+        if chosen := map_axes or widest_axes(series):
+            yield "map-" + "-".join(map(_file_name, chosen)), limits_map(series, *chosen)
     if Kind.SERIES in kinds or (not kinds and len(series) <= FEW_SERIES):
         for name, one in zip(_names(series, varying), series, strict=True):
             yield name, series_figure(one)
@@ -84,6 +114,10 @@ def figures(series: Group, kinds: Sequence[Kind] = ()) -> Iterator[tuple[str, Fi
         several = [one for one in series if any(len(record.ranks) > 1 for record in one.measured)]
         for name, one in zip(_names(several, varying), several, strict=True):
             yield f"devices-{name}", devices_figure(one)
+    if Kind.NVML in kinds:
+        for name, one in zip(_names(series, varying), series, strict=True):
+            if found := traced(one, read, batch_size):
+                yield f"nvml-{name}", trace_figure(one, *found)
 
 
 def _names(series: Group, varying: Sequence[str]) -> list[str]:
@@ -107,6 +141,13 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^a-z0-9_.-]+", "-", text.lower().replace(", ", "_"))[:120]
 
 
+def _pair(text: str) -> MapAxes:
+    rows, comma, columns = (part.strip() for part in text.partition(","))
+    if not (rows and comma and columns) or rows == columns:
+        raise argparse.ArgumentTypeError(f"{text}: give two different axes, such as model,seq_len")
+    return rows, columns
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sweep plots", description="Draw the charts of a sweep.")
     parser.add_argument("results", nargs="*", type=Path, help="folders of results; default: all of them")
@@ -117,13 +158,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--where", action="append", default=[], metavar="AXIS=VALUE", help="only these series: precision=bf16"
     )
+    parser.add_argument(
+        "--axes", type=_pair, metavar="ROWS,COLUMNS", help="of the map: model,seq_len; default: those with most values"
+    )
+    parser.add_argument("--batch-size", type=int, help="of the nvml chart; default: the largest that fits")
     options = parser.parse_args(arguments)
     kinds = [Kind(name) for name in options.kind]
     found, problems = 0, []
     for path in options.results or sorted(Path("results").glob("*")):
         store = Store(path.resolve())
         try:
-            if written := draw(store, out := options.out / store.name, kinds, options.where):
+            if written := draw(
+                store,
+                out := options.out / store.name,
+                kinds,
+                options.where,
+                map_axes=options.axes,
+                batch_size=options.batch_size,
+            ):
                 found += 1
                 print(f"{out}: {len(written) // 2} charts, each as PNG and SVG")
             elif options.results:

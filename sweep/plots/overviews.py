@@ -1,80 +1,17 @@
-"""The charts over all series at once: status and memory, throughput against memory, time for some samples, devices."""
+"""The charts over all series at once: throughput against memory, time for some samples; and over the devices of one."""
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 
 from sweep import analysis
 from sweep.analysis import GIB, Series, timing_of, varying_axes
 from sweep.plots.panels import batch_axis, capacity, line, memory_limits
-from sweep.plots.style import BLACK, GREY, VALUE_COLOURS, VALUE_MARKERS, Group, Look, framed, mark_keys, shortened
-from sweep.record import CellRecord, Status
+from sweep.plots.style import GREY, VALUE_COLOURS, VALUE_MARKERS, Group, Look, framed, mark_keys, name_of
 
 MOST_LINES = len(VALUE_COLOURS)
-MOST_ROWS = 40
-MOST_COLUMNS = 26
-MOST_LETTERS = 80
 SAMPLES = 10_000
-
-
-def heat_map(series: Group) -> Figure:
-    """A row per series, a column per batch size: how full the device was, or what happened instead."""
-    shown = series[:MOST_ROWS]
-    sizes = sorted({size for one in shown for size in one.records if size <= one.last_telling})
-    if len(sizes) > MOST_COLUMNS:  # the ends of the series are what is looked for
-        ends = {size for one in shown for size in (one.largest, one.first_oom) if size}
-        step = math.ceil(len(sizes) / MOST_COLUMNS)
-        sizes = [size for i, size in enumerate(sizes) if i % step == 0 or size in ends][: 2 * MOST_COLUMNS]
-    varying = varying_axes(series)
-    names = [_short(one, varying, MOST_LETTERS) for one in shown]
-    width = 1.6 + 0.075 * max(map(len, names)) + 0.5 * len(sizes)
-    figure = Figure(figsize=(max(8, width), 2.4 + 0.34 * len(shown)))
-    axes = figure.subplots()
-    axes.grid(visible=False)
-    colours, scale = mpl.colormaps["cividis"], Normalize(0, 1)
-    for y, one in enumerate(shown):
-        for x, size in enumerate(sizes):
-            record = one.records.get(size)
-            if record is None or size > one.last_telling:
-                continue
-            share, text = _fullness(one, record)
-            face = "#dddddd" if share is None else colours(scale(share))
-            dark = share is not None and share < 0.55
-            hatch = "////" if record.status is Status.OOM else None
-            gid = f"cell {record.status.value} {size} {one.series_id}"
-            box: dict[str, Any] = {"facecolor": face, "edgecolor": "white", "hatch": hatch, "gid": gid}
-            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **box))
-            axes.text(x, y, text, ha="center", va="center", fontsize=7, color="white" if dark else BLACK)
-    axes.set_xlim(-0.5, len(sizes) - 0.5)
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_xticks(range(len(sizes)), list(map(str, sizes)))
-    axes.set_yticks(range(len(shown)), names)
-    axes.set_xlabel("batch size per device")
-    notes = ["number: GiB reserved; lighter is fuller; hatched: out of memory; in brackets: runs, too slow to use"]
-    if len(series) > len(shown):
-        notes.append(f"the first {len(shown)} of {len(series)} series")
-    figure.colorbar(mpl.cm.ScalarMappable(scale, colours), ax=axes, label="reserved, part of capacity", fraction=0.04)
-    return framed(figure, series, analysis.settings(series), [], [*notes, *analysis.caveats(series)])
-
-
-def _fullness(one: Series, record: CellRecord) -> tuple[float | None, str]:
-    rank = record.largest_rank
-    if record.status not in (Status.OK, Status.THRASHING) or rank is None or rank.reserved_peak_bytes is None:
-        words = {Status.OOM: "OOM", Status.UNSUPPORTED: "no", Status.HOST_OOM: "host"}
-        return None, words.get(record.status, "failed")
-    text = f"{rank.reserved_peak_bytes / GIB:.3g}"
-    share = min(1.0, rank.reserved_peak_bytes / rank.capacity_bytes)
-    return share, f"({text})" if record.spec.batch_size in one.thrashing else text
-
-
-def _short(one: Series, varying: Sequence[str], most: int) -> str:
-    return shortened(one.label(varying) or one.label(("model", "engine")), most)
 
 
 def _chosen(series: Group) -> tuple[list[Series], list[str]]:
@@ -88,7 +25,7 @@ def _chosen(series: Group) -> tuple[list[Series], list[str]]:
 def _looks(series: Group, all_series: Group) -> list[Look]:
     varying = varying_axes(all_series)
     return [
-        Look(colour=VALUE_COLOURS[i], marker=VALUE_MARKERS[i], label=_short(one, varying, 95))
+        Look(colour=VALUE_COLOURS[i], marker=VALUE_MARKERS[i], label=name_of(one, varying, 95))
         for i, one in enumerate(series)
     ]
 

@@ -108,6 +108,10 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2 - 2]}...{text[-(most - most // 2 - 1) :]}"
 
 
+def name_of(one: Series, varying: Sequence[str], most: int) -> str:
+    return shortened(one.label(varying) or one.label(("model", "engine")), most)
+
+
 def say(axes: Axes, text: str, upright_at: float | None = None) -> None:
     """Words in the middle of the panel, or turned and standing at a batch size."""
     style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9}

@@ -43,9 +43,10 @@ def _inline(figure: Figure, name: str, prefix: str, by_id: dict[str, Series], va
             _tell(elements[0], _values(line, by_id, varying))
     for patch in figure.findobj(mpl.patches.Rectangle):
         words = str(patch.get_gid()).split(" ")
-        if words[0] == "cell" and len(elements := found.get(str(patch.get_gid()), [])) == 1:
-            title = f"{_named(words[-1], by_id, varying)}batch size {words[2]}: {words[1]}"
-            _title(elements[0], title)
+        elements = found.get(str(patch.get_gid()), [])
+        if words[0] in ("cell", "limit") and len(elements) == 1:
+            said = f"batch size {words[2]}: {words[1]}" if words[0] == "cell" else f"largest that fits: {words[1]}"
+            _title(elements[0], _named(words[-1], by_id, varying) + said)
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     text = ElementTree.tostring(root, encoding="unicode")
