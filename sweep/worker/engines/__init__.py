@@ -1,15 +1,17 @@
 """How a model is trained: the part that differs between DDP and DeepSpeed, behind one interface."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from sweep.spec import CellSpec, EngineName
+from sweep.worker.optimizers import Given
 
-Batch = dict[str, torch.Tensor]
+Batch = Any
+"""A mapping of keyword arguments to the model, or a tuple of its positional ones; tensors on the device."""
 
 
 class Engine(Protocol):
@@ -18,8 +20,8 @@ class Engine(Protocol):
     def load(self, build: Callable[[torch.dtype], nn.Module]) -> None:
         """Build the model in the dtype, on the device and in the context that this engine wants."""
 
-    def prepare(self) -> None:
-        """Wrap or shard the model and make the optimizer."""
+    def prepare(self, given: Given = None) -> None:
+        """Wrap or shard the model, with the optimizer that is given or one made from the spec."""
 
     def micro_batch(self) -> AbstractContextManager[None]: ...
 
@@ -45,6 +47,19 @@ class Engine(Protocol):
     @property
     def parameter_count(self) -> int:
         """Of the whole model, however it is sharded."""
+
+
+def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """The loss that the model's forward gives: a scalar, an output with `loss`, or the first item of a tuple."""
+    output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, Mapping):
+        loss = output.get("loss")
+    if loss is None:
+        loss = output[0] if isinstance(output, tuple) and output else output
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise TypeError(f"the forward pass of {type(model).__name__} gave {type(output).__name__}, which holds no loss")
+    return loss
 
 
 def make_engine(spec: CellSpec, device: torch.device) -> Engine:

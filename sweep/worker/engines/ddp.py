@@ -8,8 +8,8 @@ from accelerate import Accelerator
 from torch import nn
 
 from sweep.spec import CellSpec, DeviceKind, Precision
-from sweep.worker.engines import Batch
-from sweep.worker.optimizers import build_optimizer
+from sweep.worker.engines import Batch, loss_of
+from sweep.worker.optimizers import Given, optimizer_for
 
 
 class DdpEngine:
@@ -29,8 +29,8 @@ class DdpEngine:
         with self._device:
             self.model = build(dtype)
 
-    def prepare(self) -> None:
-        self.optimizer = build_optimizer(self._spec.optimizer, self.model.parameters())
+    def prepare(self, given: Given = None) -> None:
+        self.optimizer = optimizer_for(self._spec, self.model, given)
         self._model, self._optimizer = self._accelerator.prepare(self.model, self.optimizer)
 
     @contextmanager
@@ -39,8 +39,7 @@ class DdpEngine:
             yield
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        loss: torch.Tensor = self._model(**batch).loss
-        return loss
+        return loss_of(self._model, batch)
 
     def backward(self, loss: torch.Tensor) -> None:
         self._accelerator.backward(loss)

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from sweep.spec import CellSpec, DeviceKind, Precision
-from sweep.worker.engines import Batch
-from sweep.worker.optimizers import build_optimizer
+from sweep.worker.engines import Batch, loss_of
+from sweep.worker.optimizers import Given, optimizer_for
 
 CPU_BUCKET = 1_000_000
 """Elements."""
@@ -56,8 +56,8 @@ class DeepSpeedEngine:
             with self._device:
                 self.model = build(dtype)
 
-    def prepare(self) -> None:
-        self.optimizer = build_optimizer(self._spec.optimizer, self.model.parameters())
+    def prepare(self, given: Given = None) -> None:
+        self.optimizer = optimizer_for(self._spec, self.model, given)
         self._engine, *_ = deepspeed.initialize(model=self.model, optimizer=self.optimizer, config=self._config)
 
     @contextmanager
@@ -65,8 +65,7 @@ class DeepSpeedEngine:
         yield
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        loss: torch.Tensor = self._engine(**batch).loss
-        return loss
+        return loss_of(self._engine, batch)
 
     def backward(self, loss: torch.Tensor) -> None:
         self._engine.backward(loss)
