@@ -18,11 +18,14 @@ from sweep.record import CellRecord
 from sweep.store import RESULTS, Store
 
 
-def run(config: DictConfig) -> CellRecord:
-    """Measure one cell. Gives its record, which is in the store unless its folder cannot be written."""
+def run(config: DictConfig) -> CellRecord | OSError:
+    """Measure one cell. Gives its record, which is in the store; the error where nothing can be stored any more."""
     job = job_from(config)
     overrides = list(HydraConfig.get().overrides.task)
-    return run_cell(job.spec, Store(RESULTS / job.sweep), overrides, force=bool(config.force))
+    try:
+        return run_cell(job.spec, Store(RESULTS / job.sweep), overrides, force=bool(config.force))
+    except OSError as error:  # given to the sweeper: Hydra would print its own words about one that is raised
+        return error
 
 
 IMPLIED = {"model.path=": f"model={BY_PATH}"}

@@ -4,6 +4,7 @@
                                     rank<k>.json   what rank k measured, its memory over time included
                                     stderr.log, stdout.log
                                     record.json    the outcome; its presence means that the cell is done
+    results/<sweep>/lost/<cell_id>.json            the outcome of a cell whose own folder cannot be written
     results/<sweep>/cells.csv                      one row per record, for people and pandas
     results/<sweep>/.index.jsonl                   every record in one file, where there are many: a cache
 
@@ -108,15 +109,18 @@ class CellDirectory:
         return {rank: nvml.trace for rank, nvml in ranks.items() if nvml is not None and nvml.trace is not None}
 
     def read_record(self) -> CellRecord | None:
-        try:
-            return from_json(CellRecord, json.loads(self.record_path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())
-            raise StoreError(
-                f"{self.record_path} cannot be read ({reason}); delete it to measure the cell again"
-            ) from error
+        return read_record(self.record_path)
+
+
+def read_record(path: Path) -> CellRecord | None:
+    """None where there is no such file. Raises `StoreError` where it makes no sense."""
+    try:
+        return from_json(CellRecord, json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise StoreError(f"{path} cannot be read ({reason}); delete it to measure the cell again") from error
 
 
 Stamp = tuple[int, int]
@@ -147,6 +151,13 @@ class Store:
     def cell(self, cell_id: str) -> CellDirectory:
         return CellDirectory(self.path / "cells" / cell_id)
 
+    def lost_path(self, cell_id: str) -> Path:
+        return self.path / "lost" / f"{cell_id}.json"
+
+    def find(self, cell_id: str) -> CellRecord | None:
+        """The record of a cell, wherever it could be stored; what is in `lost/` is the newer one."""
+        return read_record(self.lost_path(cell_id)) or self.cell(cell_id).read_record()
+
     def records(self) -> list[CellRecord]:
         """Every finished cell: by series in the order of their first run, then by batch size."""
         found = [record for _, record in self._read().values()]
@@ -169,7 +180,7 @@ class Store:
             seen = self._known.get(name)
             if seen is not None and seen[0] == stamp:
                 known[name] = seen
-            elif (record := self.cell(name).read_record()) is not None:
+            elif (record := self.find(name)) is not None:
                 known[name] = (stamp, record)
         self._known = known
         if stale:
@@ -183,6 +194,9 @@ class Store:
                 with suppress(FileNotFoundError, NotADirectoryError):
                     found = os.stat(os.path.join(entry.path, "record.json"))  # noqa: PTH116, PTH118  (thousands of them)
                     stamps[entry.name] = (found.st_mtime_ns, found.st_size)
+        for path in self.path.glob("lost/*.json"):
+            found = path.stat()
+            stamps[path.stem] = (found.st_mtime_ns, found.st_size)
         return dict(sorted(stamps.items()))
 
     def _read_index(self, stamps: Mapping[str, Stamp]) -> dict[str, tuple[Stamp, CellRecord]]:
@@ -205,7 +219,19 @@ class Store:
             write_atomically(self.index_path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     def save(self, record: CellRecord) -> None:
-        write_json(self.cell(record.cell_id).record_path, record)
+        """In the cell's folder, else in `lost/`. Raises OSError where neither can be written."""
+        try:
+            write_json(self.cell(record.cell_id).record_path, record)
+        except OSError:
+            self.save_lost(record)
+        else:
+            self.lost_path(record.cell_id).unlink(missing_ok=True)
+
+    def save_lost(self, record: CellRecord) -> None:
+        """Beside the cell's folder, which stays as it is."""
+        path = self.lost_path(record.cell_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, record)
 
     def write_table(self) -> None:
         """Rebuild `cells.csv` from the records."""

@@ -54,9 +54,9 @@ def sweep() -> None:
     from sweep.record import CellRecord
     from sweep.run import main
     from sweep.spec import CellSpec
-    from sweep.store import CellDirectory, Store
+    from sweep.store import CellDirectory
 
-    begin, save = CellDirectory.begin, Store.save
+    begin, write = CellDirectory.begin, store.write_json
 
     def faulty_begin(self: CellDirectory, spec: CellSpec) -> None:
         if fault_of(spec.seed) == "no folder":
@@ -64,17 +64,21 @@ def sweep() -> None:
             self.path.write_text("a file where the folder should be")
         begin(self, spec)
 
-    def faulty_save(self: Store, record: CellRecord) -> None:
-        if fault_of(record.spec.seed) == "full results":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.cell(record.cell_id).record_path))
-        save(self, record)
+    def faulty_write(path: Path, value: Any) -> None:
+        everything = os.environ.get("FULL_FROM_SEED", "1000000")
+        if isinstance(value, CellRecord) and (
+            value.spec.seed >= int(everything)
+            or (path.name == "record.json" and fault_of(value.spec.seed) == "full results")
+        ):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, value)
 
     def fake_command(_spec: CellSpec, directory: Path) -> list[str]:
         return [sys.executable, __file__, "--work", str(directory)]
 
     patched: list[tuple[Any, str, Any]] = [
         (CellDirectory, "begin", faulty_begin),
-        (store.Store, "save", faulty_save),
+        (store, "write_json", faulty_write),
         (launch, "command", fake_command),
         (stall, "START_SECONDS", 4.0),
     ]

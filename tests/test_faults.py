@@ -1,6 +1,7 @@
 """Two hundred cells in a row with random faults: the sweep finishes, and every cell has one status."""
 
 import collections
+import csv
 import json
 import os
 import subprocess
@@ -22,10 +23,11 @@ WANTED = {
     "garbage": "failed",
     "truncated": "failed",
     "full disk": "failed",
-    "full results": None,
-    "no folder": None,
+    "full results": "ok",
+    "no folder": "failed",
 }
-"""None: the folder cannot hold a record; the screen tells of the failure and the cell runs again next time."""
+LOST = ("full results", "no folder")
+"""The cell's folder cannot hold a record: it is kept beside it."""
 
 
 @pytest.mark.slow
@@ -47,11 +49,17 @@ def test_two_hundred_cells_with_random_faults(tmp_path: Path) -> None:
     )
     assert done.returncode == 3, done.stdout[-2000:] + done.stderr[-2000:]
     assert "Traceback" not in done.stderr
-    records = [json.loads(path.read_text()) for path in tmp_path.glob("results/faults/cells/*/record.json")]
-    statuses = {record["spec"]["seed"]: record["status"] for record in records}
-    assert len(records) == len(statuses), "no cell has two"
-    expected = {seed: wanted for seed in range(CELLS) if (wanted := WANTED[fault_of(seed)]) is not None}
-    assert statuses == expected
+    folder = tmp_path / "results/faults"
+    paths = [*folder.glob("cells/*/record.json"), *folder.glob("lost/*.json")]
+    records = [(path, json.loads(path.read_text())) for path in paths]
+    statuses = {record["spec"]["seed"]: record["status"] for _, record in records}
+    assert len(records) == len(statuses) == CELLS, "every cell has one and none has two"
+    assert statuses == {seed: WANTED[fault_of(seed)] for seed in range(CELLS)}
+    assert {path.parent.name == "lost" for path, r in records if fault_of(r["spec"]["seed"]) in LOST} == {True}
+    assert {path.parent.name == "lost" for path, r in records if fault_of(r["spec"]["seed"]) not in LOST} == {False}
+    rows = list(csv.DictReader((folder / "cells.csv").read_text().splitlines()))
+    assert {row["cell_id"]: row["status"] for row in rows} == {r["cell_id"]: r["status"] for _, r in records}
+    assert len(rows) == CELLS
     assert set(collections.Counter(map(fault_of, range(CELLS)))) == set(FAULTS), "every fault has occurred"
 
     assert bystander.poll() is None, "only its own processes are touched"
@@ -60,6 +68,27 @@ def test_two_hundred_cells_with_random_faults(tmp_path: Path) -> None:
     left = [p for p in psutil.process_iter() if p.pid not in before and str(tmp_path) in " ".join(command_of(p))]
     assert left == []
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+def test_results_that_cannot_be_written_at_all_end_the_sweep_in_one_sentence(tmp_path: Path) -> None:
+    seeds = [seed for seed in range(200) if fault_of(seed) == "none"][:3]
+    done = subprocess.run(
+        [
+            *(sys.executable, str(REPOSITORY / "tests/faulty_sweep.py"), "device=cpu", "world_size=1", "grid=none"),
+            *("batch_size=1", f"seed={','.join(map(str, seeds))}", "sweep=full"),
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FULL_FROM_SEED": str(seeds[1])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("sweep: the results cannot be written: No space left on device (results/full/lost/")
+    (path,) = tmp_path.glob("results/full/cells/*/record.json")
+    assert json.loads(path.read_text())["spec"]["seed"] == seeds[0], "what was measured before is kept"
 
 
 def command_of(process: psutil.Process) -> list[str]:

@@ -42,6 +42,21 @@ def make_record(spec: CellSpec, identifier: str, status: Status = Status.OK) -> 
     )
 
 
+def test_a_record_without_a_place_is_kept_beside_it(make_spec: Callable[..., CellSpec], tmp_path: Path) -> None:
+    store, record = Store(tmp_path), make_record(make_spec(), "cell")
+    (tmp_path / "cells").mkdir()
+    blocked = tmp_path / "cells/cell"
+    blocked.write_text("a file where the folder should be")
+    store.save(record)
+    assert store.records() == [record]
+    assert store.find("cell") == record
+    blocked.unlink()
+    store.cell("cell").begin(make_spec())
+    store.save(record)
+    assert not store.lost_path("cell").exists()
+    assert Store(tmp_path).records() == [record]
+
+
 def test_a_record_survives_json(make_spec: Callable[..., CellSpec]) -> None:
     record = make_record(make_spec(), "a")
     assert from_json(CellRecord, json.loads(json.dumps(to_json(record)))) == record

@@ -172,7 +172,9 @@ class UntilOom(Sweeper):
         results = self._launcher.launch(jobs, initial_job_idx=spent.cells)
         spent.cells += len(jobs)
         for walk, size, result in zip(going, sizes, results, strict=True):
-            record: CellRecord = result.return_value
+            record: CellRecord | OSError = result.return_value
+            if isinstance(record, OSError):
+                raise record
             walk.take(size, record)
             screen.measured(record)
         for store in {id(store): store for store in stores.values()}.values():

@@ -30,7 +30,7 @@ def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: b
     """The stored record of this cell, or a new one: measured now and saved. `force` measures again.
 
     Interrupted, it ends the cell, saves what is known as `interrupted` and lets the KeyboardInterrupt pass. Where the
-    cell's folder cannot be read or written, the record says so and is not stored.
+    cell's folder cannot be used, the record says so and is stored in another place; OSError where there is none.
     """
     identifier = cell_id(spec, environment.identity(spec.device))
     directory = store.cell(identifier)
@@ -51,24 +51,30 @@ def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: b
             duration_seconds=time.monotonic() - start,
         )
 
+    def unusable(error: Exception) -> Verdict:
+        place = directory.path if isinstance(error, OSError) and error.filename is None else None
+        sentence = " ".join(f"the cell's folder cannot be used: {error}{f' ({place})' if place else ''}".split())
+        return Status.FAILED, sentence, Failure(kind=type(error).__name__, message=sentence)
+
     try:
-        known = None if force else directory.read_record()
+        known = None if force else store.find(identifier)
         if known is not None and known.status.final:
             _pace.learn(store.path, known)
             return known
         directory.begin(spec)
-        try:
-            verdict = _measure(spec, directory, identifier, _pace.timeout_seconds(store.path, spec))
-        except KeyboardInterrupt:
-            store.save(record_of(Status.INTERRUPTED, "ended by the user"))
-            raise
-        record = record_of(*verdict)
-        _pace.learn(store.path, record)
-        store.save(record)
-    except (StoreError, OSError) as error:
-        place = directory.path if isinstance(error, OSError) and error.filename is None else None
-        sentence = " ".join(f"the cell's folder cannot be used: {error}{f' ({place})' if place else ''}".split())
-        return record_of(Status.FAILED, sentence, Failure(kind=type(error).__name__, message=sentence))
+        verdict = _measure(spec, directory, identifier, _pace.timeout_seconds(store.path, spec))
+    except KeyboardInterrupt:
+        store.save(record_of(Status.INTERRUPTED, "ended by the user"))
+        raise
+    except StoreError as error:  # the record that is there makes no sense, and is not overwritten
+        record = record_of(*unusable(error))
+        store.save_lost(record)
+        return record
+    except OSError as error:
+        verdict = unusable(error)
+    record = record_of(*verdict)
+    _pace.learn(store.path, record)
+    store.save(record)
     return record
 
 
