@@ -48,7 +48,11 @@ def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
     if content["device"].get("kind") not in kinds:
         raise SpecError("device.kind", content["device"].get("kind"), "choose one of auto, " + ", ".join(kinds))
     kind = DeviceKind(content["device"]["kind"])
-    content["world_size"] = environment.require_device(kind, _optional_count("world_size", values["world_size"]))
+    wanted = _optional_count("world_size", values["world_size"])
+    if wanted is None and content["engine"].get("name") == EngineName.SINGLE.value:
+        wanted = 1
+    content["world_size"] = environment.require_device(kind, wanted)
+    content["lora"] = _lora(content["lora"])
     positive("steps", values["steps"])
     content["measured_iterations"] = values["steps"]
     spec = from_json(CellSpec, content)
@@ -62,6 +66,15 @@ def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
     if not isinstance(sweep, str) or not sweep or Path(sweep).name != sweep or sweep.startswith("."):
         raise SpecError("sweep", sweep, "give a plain folder name, without slashes")
     return Job(sweep=sweep, spec=spec)
+
+
+def _lora(value: Any) -> Any:
+    """Without a rank there are no adapters."""
+    if not isinstance(value, dict) or value.get("rank") is not None:
+        return value
+    if value.get("targets"):
+        raise SpecError("lora.rank", None, "give a rank with lora.targets")
+    return None
 
 
 def _require_virtual_gpu(gpu: GpuSpec, world_size: int) -> None:
@@ -99,5 +112,6 @@ def state_bytes_per_parameter(spec: CellSpec) -> int:
     host still holds at least one whole copy: that copy is what this counts.
     """
     full = 8 if spec.precision is Precision.BF16_PURE else 16
-    shared = spec.engine.name is EngineName.DEEPSPEED and (spec.engine.zero_stage or 0) > 0
+    zero = spec.engine.name is EngineName.DEEPSPEED and (spec.engine.zero_stage or 0) > 0
+    shared = zero or spec.engine.name is EngineName.FSDP2
     return max(1, full // spec.world_size) if shared else full

@@ -20,6 +20,19 @@ CPU_BUCKET = 1_000_000
 MIXED = (Precision.BF16, Precision.FP16)
 
 
+OPTIM = {
+    Optimizer.ADAMW: "adamw_torch_fused",
+    Optimizer.ADAMW_FOREACH: "adamw_torch",
+    Optimizer.ADAMW_SINGLE: "adamw_torch",
+    Optimizer.SGD: "sgd",
+    Optimizer.ADAFACTOR: "adafactor",
+    Optimizer.ADAMW_8BIT: "adamw_bnb_8bit",
+    Optimizer.DEEPSPEED_FUSED_ADAM: "adamw_torch_fused",
+    Optimizer.DEEPSPEED_CPU_ADAM: "adamw_torch_fused",
+}
+"""`TrainingArguments.optim`, by the optimizer that was measured."""
+
+
 class Target(str, Enum):
     ACCELERATE = "accelerate"
     DEEPSPEED = "deepspeed"
@@ -127,7 +140,7 @@ def training_arguments(spec: CellSpec) -> dict[str, Any]:
         "per_device_train_batch_size": spec.batch_size,
         "gradient_accumulation_steps": spec.accumulation,
         "gradient_checkpointing": spec.gradient_checkpointing,
-        "optim": {Optimizer.ADAMW: "adamw_torch", Optimizer.SGD: "sgd"}[spec.optimizer],
+        "optim": OPTIM[spec.optimizer],
         "max_grad_norm": spec.gradient_clipping or 0.0,
         "bf16": spec.precision is Precision.BF16,
         "fp16": spec.precision is Precision.FP16,

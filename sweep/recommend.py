@@ -96,7 +96,9 @@ def candidates(series: Sequence[Series], effective_batch: int, headroom: float) 
                 f"every cell that reaches an effective batch of {effective_batch} leaves less than {headroom:.0%} "
                 "of the device free; --headroom takes less"
             )
-        reached = sorted({record.spec.batch_size * record.spec.world_size for one in series for record in one.measured})
+        reached = sorted(
+            {record.spec.batch_size * record.spec.data_parallel_size for one in series for record in one.measured}
+        )
         raise NothingFitsError(
             f"no cell that ran reaches an effective batch of {effective_batch} exactly: it must be a multiple of "
             f"batch size x world size, one of {', '.join(map(str, reached[:12]))}"
@@ -106,7 +108,7 @@ def candidates(series: Sequence[Series], effective_batch: int, headroom: float) 
 
 def _candidate(one: Series, record: CellRecord, varying: Sequence[str], effective_batch: int) -> Candidate | None:
     spec, rank = record.spec, record.largest_rank
-    passes, rest = divmod(effective_batch, spec.batch_size * spec.world_size)
+    passes, rest = divmod(effective_batch, spec.batch_size * spec.data_parallel_size)
     if rest or passes < 1 or rank is None or rank.reserved_peak_bytes is None:
         return None
     timing = timing_of(record)

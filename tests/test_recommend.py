@@ -178,7 +178,7 @@ def test_training_arguments_take_the_file_and_the_command_line(tmp_path: Path, n
     expected = training_arguments(on_cpu(name))
     from_file = loaded(tmp_path, program)
     assert from_file[:4] == [4, expected["gradient_accumulation_steps"], name == "ddp", name != "pure"]
-    assert from_file[-2:] == ["sgd" if name == "zero-2" else "adamw_torch", name == "zero-2"]
+    assert from_file[-2:] == ["sgd" if name == "zero-2" else "adamw_torch_fused", name == "zero-2"]
     done = subprocess.run(
         ["sh", "launch.sh", "--output_dir=out"],
         cwd=tmp_path,

@@ -81,7 +81,7 @@ def row_of(one: Series, varying: Sequence[str]) -> Row:
         configuration=configuration,
         largest=f"{one.largest}" if one.bounded else f"at least {one.largest}",
         running=one.largest_running,
-        overall=best.spec.batch_size * best.spec.world_size,
+        overall=best.spec.batch_size * best.spec.data_parallel_size,
         effective=best.spec.effective_batch_size,
         allocated_gib=allocated / GIB if allocated is not None else None,
         active_gib=active / GIB if allocated is None and active is not None else None,

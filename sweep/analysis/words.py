@@ -27,13 +27,15 @@ def axis_label(axis: str, value: object) -> str:
         case "optimizer":
             return {"adamw": "AdamW", "sgd": "SGD"}.get(str(value), str(value))
         case "engine":
-            return "DDP" if value == "ddp" else str(value)
+            return {"ddp": "DDP", "fsdp2": "FSDP2", "device_map": "device map"}.get(str(value), str(value))
         case "gpu":
             return "" if value is None else str(value).removeprefix("NVIDIA ")
         case "device" | "model" | "precision":
             return str(value)
     if axis.endswith("_bytes") and isinstance(value, int):
         return f"{axis_name(axis).removesuffix(' bytes')} {size_text(value)}"
+    if isinstance(value, bool):
+        return axis_name(axis) if value else f"no {axis_name(axis)}"
     return f"{axis_name(axis)} {'none' if value is None else value}"
 
 

@@ -140,7 +140,7 @@ def batch_axis(axes: Axes, series: Group, most: int) -> list[int]:
 
 
 def overall_axis(axes: Axes, one: Series, ticks: Sequence[int]) -> None:
-    world, accumulation = one.spec.world_size, one.spec.accumulation
+    world, accumulation = one.spec.data_parallel_size, one.spec.accumulation
     if world * accumulation == 1:
         return
     top = axes.secondary_xaxis("top")
@@ -151,7 +151,7 @@ def overall_axis(axes: Axes, one: Series, ticks: Sequence[int]) -> None:
 
 def shared_batch_axis(grid: Sequence[Axes], series: Group, columns: int, used: int) -> None:
     ticks = batch_axis(grid[0], series, most=16 if columns == 1 else 9)
-    worlds = {one.spec.world_size for one in series}
+    worlds = {one.spec.data_parallel_size for one in series}
     label = "batch size per device"
     if worlds != {1} and len(worlds) == 1:
         world = worlds.pop()

@@ -1,0 +1,41 @@
+"""What one cell is. `cell.py` has `CellSpec`; the other modules its parts, and the JSON of all of them."""
+
+from sweep.spec.cell import (
+    SCHEMA_VERSION,
+    CellSpec,
+    DeviceKind,
+    DeviceSpec,
+    GpuSpec,
+    Optimizer,
+    Precision,
+    cell_id,
+)
+from sweep.spec.engine import EngineName, EngineSpec
+from sweep.spec.fields import SpecError, from_json, positive, to_json
+from sweep.spec.model import ModelSpec, Task, Weights
+from sweep.spec.savers import Attention, LoraSpec, Loss
+from sweep.spec.support import unsupported_reason
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Attention",
+    "CellSpec",
+    "DeviceKind",
+    "DeviceSpec",
+    "EngineName",
+    "EngineSpec",
+    "GpuSpec",
+    "LoraSpec",
+    "Loss",
+    "ModelSpec",
+    "Optimizer",
+    "Precision",
+    "SpecError",
+    "Task",
+    "Weights",
+    "cell_id",
+    "from_json",
+    "positive",
+    "to_json",
+    "unsupported_reason",
+]
