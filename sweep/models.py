@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from sweep.spec import SpecError, Weights
 
@@ -152,6 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_table()
         counted.cache_clear()
     known = counted()
+    from rich.console import Console  # a bare machine, on which `gpu_check` runs, has none
+    from rich.table import Table
+
     table = Table("model", "family", box=None, pad_edge=False)
     for column in ("parameters", "layers", "hidden", "vocabulary", "context"):
         table.add_column(column, justify="right", no_wrap=True)

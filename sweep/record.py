@@ -186,6 +186,7 @@ class RankRecord:
     """That were begun, warm-up and skipped steps included."""
     in_effect: InEffect | None = None
     loss: float | None = None
+    """None on the virtual device, where nothing is computed."""
     optimizer_steps: int = 0
     parameters: int | None = None
     allocator_settings: Mapping[str, Any] | None = None

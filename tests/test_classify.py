@@ -1,10 +1,15 @@
 """What is told apart when a rank wrote nothing, and what an exception in a rank means."""
 
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import REPOSITORY
 
 from sweep import virtual
 from sweep.launch import run_cell
@@ -207,6 +212,28 @@ def test_a_stall_is_judged_by_the_cells_own_pace(tmp_path: Path, monkeypatch: py
 
 
 needs_virtual_gpu = pytest.mark.skipif(virtual.check() is not None, reason=str(virtual.check()))
+
+
+@needs_virtual_gpu
+def test_the_size_that_was_refused_is_exact() -> None:
+    program = """
+        import torch
+        from sweep.worker.failure import RefusedRequest, requested_bytes
+        refused = RefusedRequest()
+        refused.watch()
+        try:
+            torch.empty(100 * 2**30 + 5 * 2**20, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            rounded = requested_bytes(str(error))
+            print(rounded, refused.exactly(rounded), refused.exactly(2 * rounded), refused.exactly(None))
+    """
+    variables = os.environ | virtual.environment(virtual.gpu("a100-80gb"))
+    variables["PYTHONPATH"] += f"{os.pathsep}{REPOSITORY}"
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    printed = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+    rounded = round(100.01 * 2**30)
+    # PyTorch asks the device for multiples of 2 MiB; its message has two digits after the point.
+    assert printed.split() == [str(rounded), str(100 * 2**30 + 6 * 2**20), str(2 * rounded), "None"]
 
 
 @needs_virtual_gpu

@@ -163,7 +163,7 @@ def test_a_virtual_record_holds_no_time_and_says_who_played(make_spec: MakeSpec,
     record, rank = run(make_spec(device=VIRTUAL, world_size=8), tmp_path)
     assert record.seconds_per_iteration is None
     assert record.tokens_per_second is None
-    assert (rank.rank, rank.device_name, rank.loss) == (0, "NVIDIA A100-SXM4-80GB", 0.0)
+    assert (rank.rank, rank.device_name, rank.loss) == (0, "NVIDIA A100-SXM4-80GB", None)
     assert rank.capacity_bytes == virtual.gpus()["a100-80gb"].total_memory_bytes
     assert rank.nvml is not None
     assert rank.nvml.used_peak_bytes > (rank.reserved_peak_bytes or 0)

@@ -37,9 +37,14 @@ def machine_obstacle() -> str | None:
         return f"The virtual GPU needs Linux, and this is {platform.system()}; run it in a Linux container or machine."
     if platform.machine() not in ("x86_64", "aarch64"):
         return f"The virtual GPU needs an x86-64 or aarch64 processor, and this is {platform.machine()}."
-    if compiler() is None:
-        return "The virtual GPU needs a C compiler; install gcc (apt-get install gcc) or set CC to one."
     return None
+
+
+def compiler_obstacle() -> str | None:
+    """Why it cannot be built here, or None; a library that is in the cache needs no compiler."""
+    if compiler() is not None or (cache_folder() / _build_key(torch_build()) / DRIVER).exists():
+        return None
+    return "The virtual GPU needs a C compiler; install gcc (apt-get install gcc) or set CC to one."
 
 
 def cache_folder() -> Path:
@@ -71,7 +76,7 @@ def _run(command: list[str]) -> None:
 def _compile(folder: Path, torch: TorchBuild) -> None:
     """Compiles everything into the folder: the answered calls first, then stubs for what PyTorch needs besides."""
     cc = compiler()
-    assert cc is not None, "checked by machine_obstacle"
+    assert cc is not None, "checked by compiler_obstacle"
     macros = [f"-DVGPU_CUDA_MAJOR={torch.cuda_major}", f"-DVGPU_CUDA_MINOR={torch.cuda_minor}", f"-I{_NATIVE}"]
 
     def compile_one(source: Path) -> Path:
@@ -107,6 +112,8 @@ def library_folder() -> Path:
     if obstacle := machine_obstacle():
         raise VirtualGpuError(obstacle)
     torch = torch_build()
+    if obstacle := compiler_obstacle():
+        raise VirtualGpuError(obstacle)
     home = cache_folder()
     target = home / _build_key(torch)
     if " " in str(target) or ":" in str(target):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from sweep.virtual.build import DRIVER, NVML, library_folder, machine_obstacle
+from sweep.virtual.build import DRIVER, NVML, compiler_obstacle, library_folder, machine_obstacle
 from sweep.virtual.errors import VirtualGpuError
 from sweep.virtual.profiles import GpuProfile
 from sweep.virtual.torch_build import torch_build
@@ -27,7 +27,7 @@ def check() -> str | None:
         torch_build()
     except VirtualGpuError as error:
         return machine_obstacle() or str(error)
-    return machine_obstacle()
+    return machine_obstacle() or compiler_obstacle()
 
 
 @functools.cache

@@ -75,6 +75,30 @@ def free_memory(device: torch.device, capacity_bytes: int, otherwise: Callable[[
         return Free(otherwise(), capacity_bytes)
 
 
+class RefusedRequest:
+    """What the allocator last asked of the device in vain, in bytes, from PyTorch's own out-of-memory observer.
+
+    That is the tensor's size rounded up to what the allocator requests, for large ones a multiple of 2 MiB.
+    """
+
+    def __init__(self) -> None:
+        self.requested_bytes: int | None = None
+
+    def watch(self) -> None:
+        """From now on. Where this torch has no observer the message's rounded figure remains."""
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not None:
+            attach(self._note)
+
+    def _note(self, _device: int, requested: int, *_: object) -> None:
+        self.requested_bytes = requested
+
+    def exactly(self, rounded: int | None) -> int | None:
+        """The exact size, where it is the one that the message tells of, rounded to two or three digits."""
+        exact = self.requested_bytes
+        return exact if exact and rounded and abs(exact - rounded) <= 0.01 * rounded else rounded
+
+
 def describe_failure(
     error: Exception,
     rank: int,
@@ -82,6 +106,7 @@ def describe_failure(
     iteration: int | None,
     device: torch.device | None,
     free: Free | None,
+    refused: RefusedRequest,
 ) -> Failure:
     return Failure(
         kind=type(error).__name__,
@@ -89,7 +114,7 @@ def describe_failure(
         phase=memory.phase,
         iteration=iteration,
         rank=rank,
-        requested_bytes=requested_bytes(str(error)),
+        requested_bytes=refused.exactly(requested_bytes(str(error))),
         free_bytes=None if free is None else free.free_bytes,
         allocated_bytes=None if device is None else torch.cuda.memory_allocated(device),
         reserved_bytes=None if device is None else torch.cuda.memory_reserved(device),
@@ -97,7 +122,7 @@ def describe_failure(
 
 
 def requested_bytes(message: str) -> int | None:
-    """The size in PyTorch's own messages: `Tried to allocate 1.96 GiB` (GPU), `you tried to allocate N bytes` (CPU)."""
+    """The size in PyTorch's messages: `Tried to allocate 1.96 GiB` (GPU, rounded), `tried to allocate 9 bytes` (CPU)"""
     found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
     if not found:
         return None

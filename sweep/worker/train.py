@@ -22,7 +22,7 @@ from sweep.measure.timing import CpuTimer, CudaTimer, IterationTimer, NoTimer, P
 from sweep.record import Failure, InEffect, Phase, RankRecord
 from sweep.spec import CellSpec, DeviceKind, EngineName, Precision
 from sweep.worker.engines import Engine, make_engine
-from sweep.worker.failure import Cause, cause_of, describe_failure, free_memory
+from sweep.worker.failure import Cause, RefusedRequest, cause_of, describe_failure, free_memory
 from sweep.worker.in_effect import Witness, check_steps
 from sweep.worker.model import RandomBatches, build_model, import_architecture
 
@@ -74,7 +74,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
     with NvmlSampler(enabled=not on_cpu) as nvml:  # before CUDA starts, so that its baseline is clean
         device = torch.device("cpu") if on_cpu else torch.device("cuda", local_rank)
         counters: CpuCounters | CudaCounters
-        uuid = None
+        uuid, refused = None, RefusedRequest()
         if on_cpu:
             counters = CpuCounters()
             capacity = spec.device.memory_limit_bytes
@@ -85,6 +85,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
                 raise RuntimeError("torch finds no CUDA device")
             torch.cuda.set_device(device)
             counters = CudaCounters(device)
+            refused.watch()
             properties = torch.cuda.get_device_properties(device)
             capacity = properties.total_memory
             uuid = nvml.bind(str(properties.uuid))
@@ -107,7 +108,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
                 counters.lift_limit()  # what follows must not run into it again
             traceback.print_exc(file=sys.stderr)
             failure = describe_failure(
-                error, rank, progress.memory, progress.iteration, None if on_cpu else device, free
+                error, rank, progress.memory, progress.iteration, None if on_cpu else device, free, refused
             )
         progress.memory.fold()
         nvml.finish()
@@ -128,7 +129,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
         parts=progress.times.parts if progress.times else None,
         iterations=progress.iteration,
         in_effect=progress.in_effect,
-        loss=None if failure else finite(progress.loss),
+        loss=None if failure or spec.device.kind is DeviceKind.VIRTUAL else finite(progress.loss),
         optimizer_steps=progress.engine.optimizer_steps if progress.engine and trained else 0,
         parameters=progress.engine.parameter_count if progress.engine and trained else None,
         allocator_settings=None if on_cpu else allocator_settings(),

@@ -33,6 +33,17 @@ def test_a_folder_that_the_loader_cannot_name_is_refused(tmp_path: Path, monkeyp
         build.library_folder()
 
 
+def test_a_library_that_is_built_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build.library_folder()
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    assert build.library_folder() == built
+    assert virtual.check() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "needs a C compiler" in str(virtual.check())
+    with pytest.raises(virtual.VirtualGpuError, match="needs a C compiler"):
+        build.library_folder()
+
+
 def test_every_cuda_call_of_pytorch_is_answered_or_refused() -> None:
     folder = torch_build().folder / "lib"
     needed = undefined(folder / "libtorch_cuda.so") | undefined(folder / "libc10_cuda.so")

@@ -20,7 +20,7 @@ FLAGS = ("-std=gnu11", "-g", "-O1", "-fno-sanitize-recover=all", "-Wall", "-Wext
 
 @pytest.fixture(scope="module", params=SANITIZERS)
 def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if reason := build.machine_obstacle():
+    if reason := build.machine_obstacle() or (None if build.compiler() else "no C compiler"):
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp(request.param)
     native = build.sources()[0].parent
@@ -47,7 +47,7 @@ def test_program(programs: Path, name: str, arguments: tuple[str, ...]) -> None:
 
 
 def test_the_other_cuda_version_compiles_without_warnings(tmp_path: Path) -> None:
-    if reason := build.machine_obstacle():
+    if reason := build.machine_obstacle() or (None if build.compiler() else "no C compiler"):
         pytest.skip(reason)
     for major in (12, 13):
         for source in (*build.sources(), build.sources()[0].parent / "nvml" / "nvml.c"):
