@@ -66,13 +66,14 @@ def _kinds(series: Sequence[Series]) -> list[str]:
 
 
 def _cell(one: Series, size: int, record: CellRecord, varying: Sequence[str]) -> dict[str, Any]:
-    rank, seconds = record.largest_rank, record.seconds_per_iteration
+    rank, timing = record.largest_rank, analysis.timing_of(record)
     reserved = rank.reserved_peak_bytes if rank else None
     return {
         "series": name_of(one, varying),
         "size": size,
         "outcome": analysis.outcome(record, width=300),
         "reserved": f"{reserved / GIB:.2f}" if reserved else "",
-        "seconds": f"{seconds:.4g}" if seconds else "",
+        "seconds": f"{timing.seconds:.4g}" if timing else "",
+        "details": analysis.details(record),
         "command": record.command,
     }

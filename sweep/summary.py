@@ -143,7 +143,13 @@ def name_of(one: Series, varying: Iterable[str]) -> str:
 
 
 def notes_of(rows: Sequence[Row]) -> list[str]:
-    return [f"{name_of(row.series, row.configuration)}: {note}" for row in rows for note in row.notes]
+    """What a reader of the table should not miss; facts of a cell are those of the one that is in the table."""
+    said = []
+    for row in rows:
+        facts = analysis.noteworthy(row.series.best) if row.series.best else []
+        notes = [*row.notes, *(f"{about}: {fact}" for about, fact in facts)]
+        said += [f"{name_of(row.series, row.configuration)}: {note}" for note in notes]
+    return said
 
 
 def _fitting(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Column]:

@@ -20,6 +20,7 @@ from sweep.analysis.comparisons import (
     varying_axes,
     verdicts,
 )
+from sweep.analysis.details import details, noteworthy
 from sweep.analysis.rows import Row, limits, row_of, table
 from sweep.analysis.series import Series, series_of
 from sweep.analysis.timing import Timing, timing_of
@@ -51,11 +52,13 @@ __all__ = [
     "axis_name",
     "caveats",
     "chosen",
+    "details",
     "failure_of",
     "fragmented",
     "groups",
     "headline",
     "limits",
+    "noteworthy",
     "ordered",
     "outcome",
     "pairs",
