@@ -187,6 +187,9 @@ class RankRecord:
     in_effect: InEffect | None = None
     loss: float | None = None
     """None on the virtual device, where nothing is computed."""
+    loss_by_iteration: tuple[float, ...] | None = None
+    """From the first iteration on, each the mean over its micro-batches, of this rank's samples. On the CPU device
+    alone: to read a loss from a GPU is to wait for it."""
     optimizer_steps: int = 0
     parameters: int | None = None
     allocator_settings: Mapping[str, Any] | None = None

@@ -17,7 +17,7 @@ from sweep.spec import CellSpec, to_json
 from sweep.store import Store
 from sweep.worker.engines import Engine
 from sweep.worker.model import RandomBatches
-from sweep.worker.train import Progress, iterate
+from sweep.worker.train import Progress, iterate, train
 
 MakeSpec = Callable[..., CellSpec]
 
@@ -102,3 +102,20 @@ def test_deepspeed_trains_on_the_cpu(make_spec: MakeSpec, tmp_path: Path, stage:
     assert (record.status, record.reason) == (Status.OK, None)
     assert record.ranks[0].loss == pytest.approx(8.3, abs=0.5)
     assert os.environ.get("DS_ACCELERATOR") is None
+
+
+def test_accumulated_and_real_batches_train_alike(make_spec: MakeSpec) -> None:
+    model = read_model("tiny") | {"task": "sequence-classification"}
+
+    def curve(**changes: int) -> list[float]:
+        progress = Progress(PhaseMemory(CpuCounters()))
+        train(make_spec(model=model, measured_iterations=4, **changes), 0, torch.device("cpu"), progress)
+        return progress.losses
+
+    torch.manual_seed(0)
+    real = curve(batch_size=4)
+    assert len(real) == 5, "the warm-up as well"
+    torch.manual_seed(0)
+    assert curve(batch_size=1, accumulation=4) == pytest.approx(real, rel=1e-4)
+    torch.manual_seed(0)
+    assert curve(batch_size=4, seed=1) != pytest.approx(real, rel=1e-3)

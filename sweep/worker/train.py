@@ -5,6 +5,7 @@ Whatever goes wrong becomes part of the rank's record: an out-of-memory is a res
 
 import math
 import os
+import statistics
 import sys
 import traceback
 from contextlib import nullcontext
@@ -50,6 +51,8 @@ class Progress:
     in_effect: InEffect | None = None
     loss: torch.Tensor | None = None
     """Of the last iteration's last micro-batch; still on the device, and only one of them at a time."""
+    losses: list[float] = field(default_factory=list)
+    """CPU device only: of every iteration, the mean over its micro-batches."""
     engine: Engine | None = field(default=None, repr=False)
 
     def enter(self, phase: Phase) -> None:
@@ -130,6 +133,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
         iterations=progress.iteration,
         in_effect=progress.in_effect,
         loss=None if failure or spec.device.kind is DeviceKind.VIRTUAL else finite(progress.loss),
+        loss_by_iteration=tuple(progress.losses) or None,
         optimizer_steps=progress.engine.optimizer_steps if progress.engine and trained else 0,
         parameters=progress.engine.parameter_count if progress.engine and trained else None,
         allocator_settings=None if on_cpu else allocator_settings(),
@@ -205,6 +209,7 @@ def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Pr
     """One optimizer step."""
     assert progress.iteration is not None
     progress.loss = None
+    losses = []
     for _ in range(spec.accumulation):
         progress.timer.mark(Part.DATA)
         progress.memory.enter(Phase.FORWARD)
@@ -218,7 +223,11 @@ def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Pr
             engine.backward(loss)
             progress.enter(Phase.OPTIMIZER)
             engine.step()
+        if loss.device.type == "cpu":
+            losses.append(float(loss.detach()))
     progress.iteration += 1
+    if losses:
+        progress.losses.append(statistics.fmean(losses))
     progress.loss = loss.detach()
 
 
