@@ -1,13 +1,13 @@
-"""Two sweeps, cell by cell: `sweep compare results/A results/B [--memory 2%] [--time 10%] [--ignore AXIS]`.
+"""Sweeps cell by cell: `sweep compare results/A results/B [results/C ...] [--memory 2%] [--time 10%] [--ignore AXIS]`.
 
-Another GPU, another library version, virtual against real, before and after a change. Cells belong together that have
-the same axes and batch size; which device ran them is what may differ. Exit code 0: within the tolerance, 1: not,
-2: nothing to compare.
+Another GPU, another library version, virtual against real, before and after a change; each against the first. Cells
+belong together that have the same axes and batch size; which device ran them is what may differ. Exit code 0: within
+the tolerance, 1: not, 2: nothing to compare. `--markdown FILE` writes every figure with its relative error.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from sweep import analysis
-from sweep.analysis import AxisError, Series, timing_of
+from sweep.analysis import MIB, AxisError, Series, timing_of
 from sweep.record import CellRecord, Status
-from sweep.store import Store, StoreError
+from sweep.store import Store, StoreError, write_atomically
 
 DEVICE_AXES = ("device", "gpu")
 RAN = (Status.OK, Status.THRASHING)
@@ -139,6 +139,71 @@ def show(console: Console, found: Sequence[Difference], tolerance: Tolerance, ev
     return len(beyond)
 
 
+Side = tuple[str, Sequence[Series]]
+"""The name of a sweep, and what is compared of it."""
+
+
+def markdown(sides: Sequence[Side], ignore: Iterable[str] = ()) -> str:
+    """A row per cell of the first sweep that another one has too: each figure, and its error relative to the first.
+
+    Memory is the headline device's peak in MiB. Raises `AxisError`.
+    """
+    left_out = {*DEVICE_AXES, *ignore}
+    every = [one for _, series in sides for one in series]
+    varying = [axis for axis in analysis.varying_axes(every) if axis not in left_out]
+    found = [_cells(series, left_out) for _, series in sides]
+    shared = [key for key in found[0] if any(key in other for other in found[1:])]
+    head, columns = ["series", "batch size"], []
+    for title, figure, form in FIGURES:
+        values = [{key: figure(cells[key][1]) for key in shared if key in cells} for cells in found]
+        if not any(other.get(key) and values[0].get(key) for other in values[1:] for key in shared):
+            continue  # nothing that could be compared
+        for number, (name, _) in enumerate(sides):
+            head.append(f"{title}, {name}")
+            columns.append([_figure(found[number].get(key), values[number].get(key), form) for key in shared])
+            if number:
+                head.append(f"{title} error, {name}")
+                columns.append([_error(values[0].get(key), values[number].get(key)) for key in shared])
+    labels = [[found[0][key][0].label(varying), str(found[0][key][1].spec.batch_size)] for key in shared]
+    rows = [[*label, *cells] for label, *cells in zip(labels, *columns, strict=True)]
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _peak(counter: str) -> Callable[[CellRecord], float | None]:
+    def read(record: CellRecord) -> float | None:
+        rank = record.largest_rank if record.status in RAN else None
+        size = getattr(rank, f"{counter}_peak_bytes") if rank else None
+        return None if size is None else size / MIB
+
+    return read
+
+
+def _seconds(record: CellRecord) -> float | None:
+    timing = timing_of(record)
+    return timing.seconds if timing else None
+
+
+FIGURES: tuple[tuple[str, Callable[[CellRecord], float | None], str], ...] = (
+    ("allocated", _peak("allocated"), ".0f"),
+    ("active", _peak("active"), ".0f"),
+    ("reserved", _peak("reserved"), ".0f"),
+    ("seconds per iteration", _seconds, ".4g"),
+)
+
+
+def _figure(cell: tuple[Series, CellRecord] | None, value: float | None, form: str) -> str:
+    if cell is None:
+        return "not run"
+    if cell[1].status not in RAN:
+        return "OOM" if cell[1].status is Status.OOM else cell[1].status.value.replace("_", " ")
+    return "" if value is None else format(value, form)
+
+
+def _error(reference: float | None, value: float | None) -> str:
+    return f"{value / reference - 1:+.2%}" if reference and value is not None else ""
+
+
 def _part(text: str) -> float:
     value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not value >= 0:
@@ -148,36 +213,47 @@ def _part(text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sweep compare", description="Compare two sweeps cell by cell.")
-    parser.add_argument("before", type=Path)
-    parser.add_argument("after", type=Path)
+    parser.add_argument("before", type=Path, help="what the others are compared with")
+    parser.add_argument("after", type=Path, nargs="+")
     parser.add_argument("--memory", type=_part, default=0.02, help="tolerated change of memory; default: 2%%")
     parser.add_argument("--time", type=_part, default=0.10, help="tolerated change of seconds; default: 10%%")
     parser.add_argument("--ignore", action="append", default=[], metavar="AXIS", help="axes that may differ as well")
     parser.add_argument("--where", action="append", default=[], metavar="AXIS=VALUE", help="only these series")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write every figure and its error as a table")
     parser.add_argument("--all", action="store_true", help="list every cell, not only those that differ")
     options = parser.parse_args(arguments)
     console = Console(width=max(100, Console().width))
+    tolerance = Tolerance(memory=options.memory, time=options.time)
     try:
-        sides = []
-        for path in (options.before, options.after):
-            series = analysis.series_of(Store(path.resolve()).records())
-            if not series:
-                raise StoreError(f"{path} holds no finished cell; `make sweep` makes some")
-            sides.append(analysis.chosen(series, options.where))
-            console.print(f"{escape(path.name)}: {escape(analysis.headline(series))}", highlight=False)
-            for sentence in analysis.caveats(series):
-                console.print(f"  {escape(sentence)}", highlight=False)
-        before, after = sides
-        found, only_before, only_after = differences(before, after, options.ignore)
-        if not found:
-            raise StoreError("the two have no cell in common; --ignore AXIS lets an axis differ")
+        before, *others = sides = [_side(console, path, options.where) for path in (options.before, *options.after)]
+        # Everything is found before anything is said: a sweep that cannot be compared is no difference.
+        compared = [differences(before[1], after[1], options.ignore) for after in others]
+        for (name, _), (found, _, _) in zip(others, compared, strict=True):
+            if not found:
+                raise StoreError(f"{before[0]} and {name} have no cell in common; --ignore AXIS lets an axis differ")
+        if options.markdown:
+            write_atomically(options.markdown, markdown(sides, options.ignore))
     except (StoreError, AxisError, OSError) as problem:
         print(problem, file=sys.stderr)
         return 2
-    beyond = show(console, found, Tolerance(memory=options.memory, time=options.time), options.all)
-    if only_before or only_after:
-        console.print(f"only the first has {only_before} more cells, only the second {only_after}", highlight=False)
+    beyond = 0
+    for (name, _), (found, only_before, only_after) in zip(others, compared, strict=True):
+        if len(others) > 1:
+            console.print(f"\n{escape(before[0])} -> {escape(name)}", highlight=False)
+        beyond += show(console, found, tolerance, options.all)
+        if only_before or only_after:
+            console.print(f"only the first has {only_before} more cells, only the second {only_after}", highlight=False)
     return 1 if beyond else 0
+
+
+def _side(console: Console, path: Path, where: Sequence[str]) -> Side:
+    series = analysis.series_of(Store(path.resolve()).records())
+    if not series:
+        raise StoreError(f"{path} holds no finished cell; `make sweep` makes some")
+    console.print(f"{escape(path.name)}: {escape(analysis.headline(series))}", highlight=False)
+    for sentence in analysis.caveats(series):
+        console.print(f"  {escape(sentence)}", highlight=False)
+    return path.name, analysis.chosen(series, where)
 
 
 if __name__ == "__main__":

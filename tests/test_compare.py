@@ -70,7 +70,8 @@ def test_virtual_and_real_are_compared_in_memory_alone(compared: Compared) -> No
 def test_axes_can_be_ignored_and_chosen(compared: Compared) -> None:
     other = list(walk(FIGURES, precision=Precision.FP16))
     code, shown = compared(list(walk(FIGURES)), other)
-    assert (code, shown.splitlines()[-1]) == (2, "the two have no cell in common; --ignore AXIS lets an axis differ")
+    said = "before and after have no cell in common; --ignore AXIS lets an axis differ"
+    assert (code, shown.splitlines()[-1]) == (2, said)
 
 
 def test_an_ignored_axis_may_differ(compared: Compared) -> None:
@@ -101,3 +102,25 @@ def test_an_empty_folder_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     store_of(tmp_path / "a", [cell(spec(), Status.FAILED)])
     assert compare.main([str(tmp_path / "a"), str(tmp_path / "none")]) == 2
     assert "holds no finished cell" in capsys.readouterr().err
+
+
+def test_three_sweeps_beside_each_other_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Published, virtual, measured: every figure, and its error relative to the first sweep's."""
+    sweeps = {
+        "published": list(walk({1: (100, 200, 1.0), 2: (150, 400, 2.0)}, oom=3)),
+        "virtual": list(walk({1: (101, 200, 1.0)}, oom=2, device=VIRTUAL)),
+        "measured": list(walk({1: (100, 204, 0.9), 2: (150, 390, 2.0)}, oom=3)),
+    }
+    folders = [str(store_of(tmp_path / name, records).path) for name, records in sweeps.items()]
+    assert compare.main([*folders, "--markdown", str(tmp_path / "table.md")]) == 1
+    shown = capsys.readouterr().out
+    assert "published -> virtual" in shown
+    assert "published -> measured" in shown
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    one, two, three = (dict(zip(head, cells, strict=True)) for cells in rows)
+    assert [one[f"reserved error, {name}"] for name in ("virtual", "measured")] == ["+0.00%", "+2.00%"]
+    assert [two[f"reserved error, {name}"] for name in ("virtual", "measured")] == ["", "-2.50%"]
+    assert [each["reserved, virtual"] for each in (one, two, three)] == ["200", "OOM", "not run"]
+    assert (one["seconds per iteration, virtual"], one["seconds per iteration, measured"]) == ("", "0.9")
+    assert (one["allocated error, virtual"], three["reserved, measured"]) == ("+1.00%", "OOM")
