@@ -60,11 +60,15 @@ def test_what_others_held_what_still_grows_and_uneven_ranks_are_noteworthy() -> 
         ("in use before", "2.00 GiB of rank 0's A100-SXM4-80GB (GPU-1); others held 3.00 GiB at the end"),
         (
             "reserved",
-            "still growing: on rank 1 by 2.00 GiB within the measured iterations, of which more would show where it "
-            "ends",
+            "still growing: on rank 1 by 1.00 GiB in the last iteration and 2.00 GiB since the warm-up, so that a "
+            "longer run may need more",
         ),
         ("reserved, by rank", "18.4 GiB (rank 3) to 19.5 GiB (rank 0), 6.0% apart"),
     ]
+    settled = record({"reserved_by_iteration_bytes": (5 * GIB, 7 * GIB, 7 * GIB)})
+    assert noteworthy(settled) == []
+    assert ("reserved, by iteration", "5.00 GiB after the warm-up, 7.00 GiB at the end") in details(settled)
+    assert noteworthy(record({"reserved_by_iteration_bytes": (5 * GIB, 7 * GIB)})) == [], "it may just settle"
     assert set(noteworthy(odd)) <= {*details(odd)}
     text = markdown("x", [odd])
     assert "in use before: 2.00 GiB of rank 0's A100-SXM4-80GB (GPU-1)" in text.replace("\\", "")

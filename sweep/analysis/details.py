@@ -50,6 +50,7 @@ def _memory(record: CellRecord) -> Iterator[Fact]:
     yield from _spread(record)
     yield from _others(record)
     yield from _growth(record)
+    yield from _settling(record)
     if rank is not None and rank.warmup_alloc_retries:
         yield "allocator retries", f"{rank.warmup_alloc_retries} in the warm-up, {rank.alloc_retries or 0} measured"
 
@@ -85,13 +86,23 @@ def _device(rank: RankRecord) -> str:
 
 
 def _growth(record: CellRecord) -> Iterator[Fact]:
+    """Where the last of several measured iterations still reserved more; after the first one it may just settle."""
     for rank in record.ranks:
-        if (growth := rank.reserved_growth_bytes or 0) > 0:
+        reserved = rank.reserved_by_iteration_bytes or ()
+        if len(reserved) > 2 and reserved[-1] > reserved[-2]:
             yield (
                 "reserved",
-                f"still growing: on rank {rank.rank} by {size_text(growth)} within the measured iterations, of which "
-                "more would show where it ends",
+                f"still growing: on rank {rank.rank} by {size_text(reserved[-1] - reserved[-2])} in the last iteration "
+                f"and {size_text(reserved[-1] - reserved[0])} since the warm-up, so that a longer run may need more",
             )
+
+
+def _settling(record: CellRecord) -> Iterator[Fact]:
+    rank = record.largest_rank
+    reserved = (rank.reserved_by_iteration_bytes or ()) if rank else ()
+    if reserved and reserved[0] != reserved[-1]:
+        ends = f"{size_text(reserved[0])} after the warm-up, {size_text(reserved[-1])} at the end"
+        yield "reserved, by iteration", ends
 
 
 def _time(record: CellRecord) -> Iterator[Fact]:

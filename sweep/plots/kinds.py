@@ -117,8 +117,9 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
         what = f"without and with {axis_label(axis, True)}"
     second = "; ".join(text for text in (what, analysis.settings(every)) if text)
     notes = [*analysis.verdicts(panels, axis)] if timed and per_sample else []
-    if not timed and len(panels) == 1:
-        notes.append(analysis.limits(panels[0], axis))
+    if not timed and len(panels) <= 2:
+        names = [f"{label}: " if (label := group[0].label(apart)) else "" for group in panels]
+        notes += [name + analysis.limits(group, axis) for name, group in zip(names, panels, strict=True)]
     notes += analysis.caveats(every)
     if timed and (untimed := sum(not one.time_is_measured for one in every)):
         notes.append(f"{untimed} of these {len(every)} series without a measured time")
