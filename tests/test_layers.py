@@ -18,8 +18,9 @@ BELOW = {
     "environment": {"spec", "virtual", "nvml"},
     "config": {"spec", "models", "environment", "virtual"},
     "measure": {"spec", "record", "nvml"},
-    "worker": {"spec", "record", "store", "measure", "launch"},
-    "launch": {"spec", "record", "store", "environment", "virtual", "nvml"},
+    "explanation": {"spec", "record"},
+    "worker": {"spec", "record", "store", "measure", "launch", "explanation"},
+    "launch": {"spec", "record", "store", "environment", "virtual", "nvml", "explanation"},
     "analysis": {"spec", "record"},
     "importing": {"spec", "record", "store", "models", "virtual"},
     "plots": {"spec", "record", "store", "analysis"},
@@ -28,6 +29,10 @@ BELOW = {
     "report": {"store", "page", "summary"},
     "recommend": {"spec", "record", "store", "analysis", "emit"},
     "emit": {"spec"},
+    "explain": {
+        *{"spec", "record", "store", "config", "environment", "launch", "virtual", "usage", "prior"},
+        *{"analysis", "plots", "screen", "explanation"},
+    },
     "compare": {"record", "store", "analysis"},
     "exporting": {"record", "store", "loggers"},
     "loggers": {"spec", "record"},
@@ -59,7 +64,8 @@ def test_imports_run_downwards(room: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["sweep.run", "sweep.plots", "sweep.report", "sweep.cli", "hydra_plugins.sweep_until_oom"]
+    "module",
+    ["sweep.run", "sweep.plots", "sweep.report", "sweep.cli", "sweep.explain", "hydra_plugins.sweep_until_oom"],
 )
 def test_the_parent_leaves_torch_alone(module: str) -> None:
     program = f"import sys, {module}; sys.exit(str({{'torch', 'transformers'}} & set(sys.modules)))"

@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 
 from sweep import environment
+from sweep.explanation import REQUEST_NAME, Request
 from sweep.launch.classify import Clues, Verdict, classify
 from sweep.launch.clean_slate import baseline_bytes, busy_reason
 from sweep.launch.commands import command
@@ -21,13 +22,22 @@ from sweep.launch.stall import StallDetector
 from sweep.launch.warm import spawn_warm
 from sweep.record import CellRecord, Failure, RankRecord, Status
 from sweep.spec import CellSpec, DeviceKind, cell_id, from_json, unsupported_reason
-from sweep.store import CellDirectory, Store, StoreError
+from sweep.store import CellDirectory, Store, StoreError, write_json
 
 _pace = Pace()
 
 
-def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: bool = False) -> CellRecord:
+def run_cell(
+    spec: CellSpec,
+    store: Store,
+    overrides: Sequence[str],
+    *,
+    force: bool = False,
+    explain: Request | None = None,
+) -> CellRecord:
     """The stored record of this cell, or a new one: measured now and saved. `force` measures again.
+
+    With `explain` a cell that is measured now leaves what its memory consisted of, as `explain<rank>.json`.
 
     Interrupted, it ends the cell, saves what is known as `interrupted` and lets the KeyboardInterrupt pass. Where the
     cell's folder cannot be used, the record says so and is stored in another place; OSError where there is none.
@@ -62,6 +72,8 @@ def run_cell(spec: CellSpec, store: Store, overrides: Sequence[str], *, force: b
             _pace.learn(store.path, known)
             return known
         directory.begin(spec)
+        if explain is not None:
+            write_json(directory.path / REQUEST_NAME, explain)
         verdict = _measure(spec, directory, identifier, _pace.timeout_seconds(store.path, spec))
     except KeyboardInterrupt:
         store.save(record_of(Status.INTERRUPTED, "ended by the user"))
@@ -106,7 +118,7 @@ def _measure(spec: CellSpec, directory: CellDirectory, identifier: str, timeout_
     )
     verdict = classify(spec, ranks, ended, directory.stderr_path, clues)
     left = [*directory.path.glob("progress*.json"), *directory.path.glob("stack*.txt")]
-    for path in (ended_path(directory.path), *left):
+    for path in (ended_path(directory.path), directory.path / REQUEST_NAME, *left):
         with suppress(OSError):
             path.unlink()
     return verdict

@@ -8,8 +8,10 @@ import os
 import statistics
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ from sweep.measure.timing import CpuTimer, CudaTimer, IterationTimer, NoTimer, P
 from sweep.record import Failure, InEffect, Phase, RankRecord
 from sweep.spec import CellSpec, DeviceKind, EngineName, Precision
 from sweep.worker.engines import Engine, make_engine
+from sweep.worker.explain import explain_if_asked
 from sweep.worker.failure import Cause, RefusedRequest, cause_of, describe_failure, free_memory
 from sweep.worker.in_effect import Witness, check_steps
 from sweep.worker.model import RandomBatches, build_model, import_architecture
@@ -54,6 +57,8 @@ class Progress:
     losses: list[float] = field(default_factory=list)
     """CPU device only: of every iteration, the mean over its micro-batches."""
     engine: Engine | None = field(default=None, repr=False)
+    again: Callable[[PhaseMemory], None] | None = field(default=None, repr=False)
+    """One more iteration, with other counters."""
 
     def enter(self, phase: Phase) -> None:
         self.memory.enter(phase)
@@ -116,7 +121,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
         progress.memory.fold()
         nvml.finish()
     trained = progress.engine is not None and progress.iteration is not None
-    return RankRecord(
+    record = RankRecord(
         rank=rank,
         device_name="CPU" if on_cpu else torch.cuda.get_device_name(device),
         device_uuid=uuid,
@@ -141,6 +146,9 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
         oom=cause is Cause.DEVICE_MEMORY,
         host_oom=cause is Cause.HOST_MEMORY,
     )
+    if progress.engine is not None and progress.again is not None and failure is None:
+        explain_if_asked(spec, record, progress.engine, device, progress.again, directory)
+    return record
 
 
 def join_world(spec: CellSpec, device: torch.device) -> None:
@@ -168,6 +176,7 @@ def train(spec: CellSpec, rank: int, device: torch.device, progress: Progress) -
     else:
         raise RuntimeError(f"optimizer steps were skipped in each of {MAX_WINDOWS} measured windows")
     check_steps(spec, progress.iteration, engine.optimizer_steps)
+    progress.again = partial(again, spec, engine, batches, progress)
     if spec.device.kind is not DeviceKind.VIRTUAL and finite(progress.loss) is None:
         raise RuntimeError(f"the loss is not finite after {progress.iteration} iterations")
 
@@ -229,6 +238,12 @@ def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Pr
     if losses:
         progress.losses.append(statistics.fmean(losses))
     progress.loss = loss.detach()
+
+
+def again(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Progress, memory: PhaseMemory) -> None:
+    """One more iteration once everything is measured, with other counters."""
+    progress.memory, progress.nvml = memory, None
+    iterate(spec, engine, batches, progress)
 
 
 def make_timer(spec: CellSpec) -> IterationTimer:

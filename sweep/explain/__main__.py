@@ -1,0 +1,7 @@
+"""`python -m sweep.explain`."""
+
+import sys
+
+from sweep.explain import main
+
+sys.exit(main())

@@ -1,0 +1,252 @@
+"""Watches one iteration: which operator, in which module, made which block.
+
+A dispatch mode sees every operator, also those of a backward pass, and numbers it. The number goes into the metadata of
+PyTorch's memory history, so that each allocation names its operator; what is known of a tensor is attached to its
+block as an annotation. Nothing here holds a tensor or allocates device memory.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sweep.explanation import Category
+from sweep.record import Phase
+from sweep.worker.explain.owners import Owner, address, local, owner
+from sweep.worker.explain.replay import MARK
+
+bindings: Any = torch._C
+SCOPE_END = "scope"
+RELEASED = "released"
+
+
+@dataclass(slots=True)
+class Step:
+    """One operator."""
+
+    name: str
+    module: str
+    node: str
+    """The autograd node in a backward pass; empty elsewhere."""
+    scope: int
+    """The number of the recomputation that it is part of; 0 for none."""
+    weight: str
+    """The parameter that autocast casts here; empty for any other operator."""
+    outputs: list[tuple[int, tuple[int, ...], str]]
+    """Storage, shape, dtype."""
+    wide: bool
+    """Whether a tensor as wide as the vocabulary goes in."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, model: nn.Module, owners: dict[int, Owner], marks_address: int, vocabulary: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[Step] = []
+        self.labels: list[Owner] = []
+        self.kv_cache_bytes = 0
+        self._model = model
+        self._owners = owners
+        self._marks_address = marks_address
+        self._vocabulary = vocabulary
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._weights = {where: o.name for where, o in owners.items() if o.category is Category.PARAMETERS}
+        self._modules_of_nodes: dict[int, str] = {}
+        self._local = threading.local()
+        self._scopes = 0
+        self._phase: Phase | None = None
+        self._micro_batch = -1
+        self._gathered: dict[int, int] = {}
+
+    def enter(self, phase: Phase) -> None:
+        if phase is Phase.FORWARD and self._phase is not Phase.FORWARD:
+            self._micro_batch += 1
+        if phase is not self._phase:
+            self._phase = phase
+            self._mark(f"{phase.value} {self._micro_batch}")
+
+    def _mark(self, text: str) -> None:
+        bindings._cuda_annotateMemory(self._marks_address, MARK + text)
+
+    def label(self, category: Category, name: str, tensor: torch.Tensor) -> None:
+        where = address(tensor)
+        if where:
+            self.labels.append(owner(category, name, local(tensor)))
+            with suppress(RuntimeError):  # memory that is not the caching allocator's own
+                bindings._cuda_annotateMemory(where, str(len(self.labels) - 1))
+
+    @property
+    def _stack(self) -> list[nn.Module]:
+        stack: list[nn.Module] | None = getattr(self._local, "stack", None)
+        if stack is None:
+            stack = self._local.stack = []
+        return stack
+
+    @property
+    def module(self) -> str:
+        stack = self._stack
+        return self._paths[stack[-1]] if stack else ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(_is_wrapper, types)):
+            return NotImplemented  # a distributed tensor: its parts come by
+        step = self._begin(func, args)
+        self.steps.append(step)
+        bindings._cuda_setMemoryMetadata(str(len(self.steps) - 1))
+        out = func(*args, **(kwargs or {}))
+        bindings._cuda_setMemoryMetadata("")
+        for tensor in _tensors(out):
+            if where := address(tensor):
+                step.outputs.append((where, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+        if self._phase is Phase.FORWARD and torch.is_grad_enabled():
+            # Autograd made this operator's node right before; a node has the number that was the next one then.
+            self._modules_of_nodes[bindings._autograd._get_sequence_nr() - 1] = step.module
+        return out
+
+    def _begin(self, func: Any, args: Any) -> Step:
+        module, node, scope = self.module, bindings._current_autograd_node(), 0
+        if self._phase is Phase.BACKWARD and self._stack:
+            scope = self._scopes
+        elif node is not None:
+            module = self._modules_of_nodes.get(node._sequence_nr(), module)
+        namespace, _, name = str(func).partition(".")
+        weight = ""
+        if name.startswith("_to_copy") and node is None:
+            weight = self._weights.get(address(args[0]), "")
+        if namespace.endswith(("c10d", "c10d_functional")):
+            for tensor in _tensors(args):
+                self.label(Category.COMMUNICATION, str(func).removesuffix(".default"), tensor)
+        return Step(
+            name=f"{namespace}.{name}".removesuffix(".default").removeprefix("aten."),
+            module=module,
+            node="" if node is None or scope else node.name().rpartition(":")[2],
+            scope=scope,
+            weight=weight,
+            outputs=[],
+            wide=any(isinstance(one, torch.Tensor) and self.is_wide(tuple(one.shape)) for one in args),
+        )
+
+    def is_wide(self, shape: tuple[int, ...]) -> bool:
+        return self._vocabulary is not None and len(shape) > 1 and shape[-1] == self._vocabulary
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        handles: list[Any] = []
+        for module in self._paths:
+            handles.append(module.register_forward_pre_hook(self._push, prepend=True))
+            handles.append(module.register_forward_pre_hook(self._note_gathered))
+            handles.append(module.register_forward_hook(self._pop, always_call=True))
+        handles.append(self._model.register_forward_hook(self._note_cache))
+        for name, parameter in hooked_parameters(self._model):
+            handles += self._watch_gradient(name, parameter)
+        try:
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            bindings._cuda_setMemoryMetadata("")
+
+    def _push(self, module: nn.Module, _: object) -> None:
+        if self._phase is Phase.BACKWARD and not self._stack:
+            self._scopes += 1
+        self._stack.append(module)
+
+    def _pop(self, module: nn.Module, *_: object) -> None:
+        stack = self._stack
+        if module not in stack:
+            return
+        while stack.pop() is not module:
+            pass  # left by an exception: a recomputation stops as soon as it has what it needs
+        for parameter in module._parameters.values():
+            before = self._gathered.pop(id(parameter), 0)
+            if before and parameter is not None and address(parameter) != before:
+                self._mark(f"{RELEASED} {before}")
+        if self._phase is Phase.BACKWARD and not stack:
+            self._mark(f"{SCOPE_END} {self._scopes}")
+
+    def _note_gathered(self, module: nn.Module, _: object) -> None:
+        """After the engine's own hooks: what is there now and was not between iterations has been gathered."""
+        for name, parameter in module._parameters.items():
+            if parameter is not None and type(parameter) is nn.Parameter:
+                where = address(parameter)
+                if where and where not in self._owners:
+                    self._gathered[id(parameter)] = where
+                    self.label(Category.GATHERED_PARAMETERS, f"{self._paths[module]}.{name}", parameter)
+
+    def _note_cache(self, _module: object, _inputs: object, output: Any) -> None:
+        cache = getattr(output, "past_key_values", None)
+        for layer in getattr(cache, "layers", None) or ():
+            for name in ("keys", "values"):
+                tensor = getattr(layer, name, None)
+                if isinstance(tensor, torch.Tensor):
+                    self.kv_cache_bytes += tensor.untyped_storage().nbytes()
+                    self.label(Category.KV_CACHE, name, tensor)
+
+    def _watch_gradient(self, name: str, parameter: nn.Parameter) -> list[Any]:
+        """Both what arrives at the parameter and what is kept of it."""
+        if not parameter.requires_grad or not parameter.is_leaf:
+            return []
+        category = gradient_category(parameter)
+
+        def arrives(gradient: torch.Tensor) -> None:
+            self.label(category, name, gradient)
+
+        def is_kept(this: torch.Tensor) -> None:
+            if this.grad is not None:
+                self.label(category, name, this.grad)
+
+        hooks: Any = parameter
+        return [hooks.register_hook(arrives), hooks.register_post_accumulate_grad_hook(is_kept)]
+
+
+def fully_sharded(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The parameters that FSDP2 manages, each with its unsharded twin, by name."""
+    for path, module in model.named_modules():
+        state = getattr(module, "_get_fsdp_state", None)
+        for group in getattr(state(), "_fsdp_param_groups", None) or _single_group(state()) if state else ():
+            for managed in group.fsdp_params:
+                info = managed._module_info
+                yield f"{path}.{info.param_name}", managed
+
+
+def _single_group(state: Any) -> list[Any]:
+    group = getattr(state, "_fsdp_param_group", None)
+    return [] if group is None else [group]
+
+
+def hooked_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Those at which gradients arrive: the unsharded ones where FSDP2 shards them."""
+    sharded = list(fully_sharded(model))
+    if not sharded:
+        yield from model.named_parameters()
+    for name, managed in sharded:
+        twin = getattr(managed, "_unsharded_param", None)
+        if twin is not None:
+            twin.is_unsharded_twin = True
+            yield name, twin
+
+
+def gradient_category(parameter: nn.Parameter) -> Category:
+    """With ZeRO-2 and -3 and FSDP2, what arrives at a parameter is as large as the whole parameter."""
+    unsharded = hasattr(parameter, "ds_tensor") or getattr(parameter, "is_unsharded_twin", False)
+    return Category.UNSHARDED_GRADIENTS if unsharded else Category.GRADIENTS
+
+
+def _is_wrapper(kind: Any) -> bool:
+    """Whether tensors of this class take operators apart themselves."""
+    return kind not in (torch.Tensor, nn.Parameter) and (
+        getattr(kind, "__torch_dispatch__", None) is not bindings._disabled_torch_dispatch_impl
+    )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
