@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from sweep import environment, models, virtual
+from sweep import environment, models, virtual, workloads
 from sweep.spec import CellSpec, DeviceKind, EngineName, GpuSpec, Precision, SpecError, from_json, positive
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -32,6 +32,10 @@ def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
     OmegaConf.set_readonly(config, False)
     if batch_size is not None:
         config.batch_size = batch_size
+    target = config.workload.get("_target_")
+    if target is not None and workloads.brings_its_model(str(target)):
+        # Nobody but the user's function knows what it trains.
+        config.model = {"name": str(target), "model_type": "own", "config": {}}
     if (path := config.model.get("path")) is not None and config.model.name is None:
         config.model.name = Path(str(path)).expanduser().absolute().name
     try:
@@ -40,7 +44,8 @@ def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
         why = "give it a value" if isinstance(error, MissingMandatoryValue) else f"give it a value ({error.msg})"
         raise SpecError(str(error.full_key), "???", " ".join(why.split())) from error
     content = {key: value for key, value in values.items() if key not in NOT_OF_THE_CELL}
-    content["model"] = models.complete(values["model"])
+    content["model"] = models.complete(values["model"]) if values["model"]["model_type"] != "own" else values["model"]
+    content["workload"] = workloads.complete(values["workload"])
     content["device"] = dict(values["device"])
     if content["device"].get("kind") == DeviceKind.VIRTUAL.value:
         content["device"]["gpu"] = values["gpu"]

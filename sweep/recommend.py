@@ -45,8 +45,14 @@ class Candidate:
         return self.spec.accumulation == self.record.spec.accumulation
 
     @property
-    def tokens_per_second(self) -> float | None:
-        return self.spec.tokens_per_iteration / self.seconds_per_iteration if self.seconds_per_iteration else None
+    def unit(self) -> str:
+        """Of the speed: tokens can be counted where every sequence is full."""
+        return "tokens/s" if self.spec.workload.full_length else "samples/s"
+
+    @property
+    def speed(self) -> float | None:
+        done = self.spec.tokens_per_iteration if self.unit == "tokens/s" else self.spec.effective_batch_size
+        return done / self.seconds_per_iteration if self.seconds_per_iteration else None
 
     @property
     def basis(self) -> str:
@@ -130,7 +136,7 @@ def _trust(candidate: Candidate) -> tuple[bool, bool, int]:
 
 def _rank(candidate: Candidate) -> tuple[object, ...]:
     """By speed; where that is unknown, without recomputation first, then the fewest passes, then the most headroom."""
-    speed = candidate.tokens_per_second
+    speed = candidate.speed
     spec = candidate.spec
     return (
         speed is None,
@@ -146,15 +152,16 @@ def reasons(ranked: Sequence[Candidate]) -> list[str]:
     winner = ranked[0]
     name = describe(winner)
     said = []
-    speed = winner.tokens_per_second
+    speed = winner.speed
+    digits = 0 if winner.unit == "tokens/s" else 2
     if speed is None:
         said.append(
             f"{name} comes first by what is known: times were not measured, so that no recomputation, then fewer "
             "accumulated passes, then more free memory decide; measure on a GPU before relying on it"
         )
     else:
-        said.append(f"{name} wins with {speed:,.0f} tokens/s ({winner.basis})")
-        if len(ranked) > 1 and (second := ranked[1].tokens_per_second):
+        said.append(f"{name} wins with {speed:,.{digits}f} {winner.unit} ({winner.basis})")
+        if len(ranked) > 1 and (second := ranked[1].speed):
             more = (winner.reserved_bytes - ranked[1].reserved_bytes) / GIB
             cost = f"{abs(more):.2f} GiB {'more' if more > 0 else 'less'} reserved"
             lead = f"{speed / second - 1:.1%} faster than" if speed / second >= 1 + analysis.NOISE else "as fast as"
@@ -195,12 +202,12 @@ def show(console: Console, ranked: Sequence[Candidate]) -> None:
         "GiB",
         "free",
         "s/iter-\nation",
-        "tokens\n/s",
+        ranked[0].unit.replace("/", "\n/"),
         "figures",
     ):
         table.add_column(title, justify="left" if title in ("configuration", "figures") else "right")
     for number, one in enumerate(ranked[:SHOWN], start=1):
-        seconds, speed = one.seconds_per_iteration, one.tokens_per_second
+        seconds, speed = one.seconds_per_iteration, one.speed
         table.add_row(
             str(number),
             escape(one.label or one.spec.model.name),
@@ -209,7 +216,7 @@ def show(console: Console, ranked: Sequence[Candidate]) -> None:
             f"{one.reserved_bytes / GIB:.2f}",
             f"{one.headroom:.0%}",
             "" if seconds is None else f"{seconds:#.3g}".rstrip("."),
-            "" if speed is None else f"{speed:,.0f}",
+            "" if speed is None else f"{speed:,.{0 if one.unit == 'tokens/s' else 2}f}",
             one.basis + (", memory without accumulation" if one.doubtful_memory else ""),
         )
     console.print(table)

@@ -182,6 +182,8 @@ class RankRecord:
     seconds_per_iteration: tuple[float, ...] | None = None
     """One duration per measured iteration; None where time is not measured (virtual device)."""
     parts: IterationParts | None = None
+    measured_tokens: int | None = None
+    """That this rank was given in the measured iterations, without padding; None where nobody can say."""
     iterations: int | None = None
     """That were begun, warm-up and skipped steps included."""
     in_effect: InEffect | None = None
@@ -277,9 +279,15 @@ class CellRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the whole world, accumulation counted."""
-        seconds = self.seconds_per_iteration
-        return self.spec.tokens_per_iteration / seconds if seconds else None
+        """Of the whole world, accumulation counted, padding not. None also where nobody can count a user's batches."""
+        seconds, all_seconds = self.seconds_per_iteration, self.iteration_seconds
+        if not seconds or not all_seconds:
+            return None
+        if self.spec.workload.full_length:
+            return self.spec.tokens_per_iteration / seconds
+        tokens = [rank.measured_tokens for rank in self.ranks]
+        known = [count for count in tokens if count is not None]
+        return sum(known) / sum(all_seconds) if len(known) == len(tokens) else None
 
     @property
     def samples_per_second(self) -> float | None:

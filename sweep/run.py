@@ -16,6 +16,7 @@ from sweep.launch import run_cell
 from sweep.models import BY_PATH
 from sweep.record import CellRecord
 from sweep.store import RESULTS, Store
+from sweep.workloads import OWN
 
 
 def run(config: DictConfig) -> CellRecord | OSError:
@@ -28,7 +29,7 @@ def run(config: DictConfig) -> CellRecord | OSError:
         return error
 
 
-IMPLIED = {"model.path=": f"model={BY_PATH}"}
+IMPLIED = {"model.path=": f"model={BY_PATH}", "workload._target_=": f"workload={OWN}"}
 """Values that make sense with one choice of a group alone: naming the value makes the choice."""
 
 

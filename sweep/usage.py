@@ -49,7 +49,8 @@ def fail_on_mistakes(arguments: Sequence[str]) -> None:
                 _check_choice(override)
             loader.load_configuration("config", overrides, run_mode=RunMode.MULTIRUN)
         except HydraException as error:
-            known = loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN)
+            chosen = [each for each in overrides if each.partition("=")[0] in GROUPS]
+            known = loader.load_configuration("config", chosen, run_mode=RunMode.MULTIRUN)
             keys = [*GROUPS, *_keys(OmegaConf.to_container(known, resolve=False))]
             fail(_sentence(error, overrides, keys))
         except ValueError as error:
@@ -79,8 +80,8 @@ def _keys(content: Any, path: str = "") -> Iterator[str]:
 
 def _sentence(error: HydraException, overrides: Sequence[str], keys: Sequence[str]) -> str:
     for override in overrides:
-        key = override.partition("=")[0].lstrip("+~")
-        if "=" in override and key not in keys and not key.startswith("hydra"):
+        key = override.partition("=")[0].lstrip("~")
+        if "=" in override and key not in keys and not key.startswith(("hydra", "+")):  # + is for what is not there
             close = difflib.get_close_matches(key.lower(), keys, n=1)
             meant = f"did you mean {close[0]}? --help shows" if close else "--help shows"
             return f"{key} is not known: {meant} what can be set."

@@ -34,7 +34,8 @@ from sweep.report import markdown, page, print_summary
 from sweep.spec import CellSpec, Precision, from_json, to_json
 from sweep.store import Store
 from sweep.worker.engines import make_engine
-from sweep.worker.model import RandomBatches, build_model
+from sweep.worker.model import build_model
+from sweep.worker.random_tokens import RandomBatches
 from sweep.worker.train import Progress, iterate
 
 ROUNDS = 7

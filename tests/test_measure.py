@@ -25,7 +25,8 @@ from sweep.store import Store
 from sweep.worker.engines import make_engine
 from sweep.worker.failure import NotInEffectError
 from sweep.worker.in_effect import Witness, check, check_steps
-from sweep.worker.model import RandomBatches, build_model
+from sweep.worker.model import build_model
+from sweep.worker.random_tokens import RandomBatches
 from sweep.worker.train import Progress, measure, warm_up
 
 MakeSpec = Callable[..., CellSpec]

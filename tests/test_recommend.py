@@ -39,10 +39,10 @@ def ranked(records: list[CellRecord], effective: int, headroom: float = 0.05) ->
 def test_the_fastest_that_reaches_the_effective_batch_wins() -> None:
     found = ranked(study(), 96)
     assert all(one.spec.effective_batch_size == 96 for one in found)
-    speeds = [one.tokens_per_second or 0 for one in found]
+    speeds = [one.speed or 0 for one in found]
     assert speeds == sorted(speeds, reverse=True)
     assert describe(found[0]) == "no checkpointing, expandable segments, batch size 2, accumulation 6"
-    assert found[0].tokens_per_second == pytest.approx(16 * 2048 / 1.452)
+    assert found[0].speed == pytest.approx(16 * 2048 / 1.452)
     assert (found[0].basis, found[0].doubtful_memory) == (ESTIMATED, True)
     text = " ".join(reasons(found))
     assert re.search(r"it is \d+\.\d% faster than the next, checkpointing, .*, with 1\d\.\d\d GiB more reserved", text)

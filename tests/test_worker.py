@@ -16,7 +16,7 @@ from sweep.record import Phase, Status
 from sweep.spec import CellSpec, to_json
 from sweep.store import Store
 from sweep.worker.engines import Engine
-from sweep.worker.model import RandomBatches
+from sweep.worker.random_tokens import RandomBatches
 from sweep.worker.train import Progress, iterate, train
 
 MakeSpec = Callable[..., CellSpec]

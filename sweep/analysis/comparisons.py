@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from sweep.analysis.series import Series
 from sweep.analysis.timing import timing_of
 from sweep.analysis.words import axis_cell, axis_label, size_text
+from sweep.spec import WorkloadName
 
 VIRTUAL_SENTENCE = "virtual GPU: memory is PyTorch's own bookkeeping, time is not measured"
 IMPORTED_SENTENCE = "measured and published by others, not run here"
@@ -126,11 +127,13 @@ def _devices(one: Series, varying: Sequence[str]) -> str:
 
 def settings(series: Sequence[Series]) -> str:
     """The rest of what these series have in common."""
-    rest = ("precision", "gradient_checkpointing", "expandable_segments", "accumulation", "optimizer")
+    rest = ("precision", "gradient_checkpointing", "expandable_segments", "accumulation", "optimizer", "workload")
     varying = varying_axes(series)
     dull = {"expandable_segments"} if series[0].is_cpu else set()  # the CPU has no such allocator
     if series[0].spec.accumulation == 1:
         dull.add("accumulation")
+    if series[0].spec.workload.name is WorkloadName.SYNTHETIC:
+        dull.add("workload")
     return series[0].label(a for a in rest if a not in varying and a not in dull)
 
 

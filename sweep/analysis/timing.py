@@ -15,7 +15,8 @@ class Timing:
     slowest_seconds: float
     samples_per_second: float
     """Of the whole world, accumulation counted."""
-    tokens_per_second: float
+    tokens_per_second: float | None
+    """Padding not counted; None where a user's own batches do not say."""
 
     @property
     def seconds_per_sample(self) -> float:
@@ -32,5 +33,5 @@ def timing_of(record: CellRecord) -> Timing | None:
         fastest_seconds=min(each),
         slowest_seconds=max(each),
         samples_per_second=record.spec.effective_batch_size / seconds,
-        tokens_per_second=record.spec.tokens_per_iteration / seconds,
+        tokens_per_second=record.tokens_per_second,
     )

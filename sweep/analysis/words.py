@@ -26,6 +26,8 @@ def axis_label(axis: str, value: object) -> str:
             return f"sequence length {value}"
         case "optimizer":
             return {"adamw": "AdamW", "sgd": "SGD"}.get(str(value), str(value))
+        case "workload":
+            return "random tokens" if value == "synthetic" else str(value)
         case "engine":
             return {"ddp": "DDP", "fsdp2": "FSDP2", "device_map": "device map"}.get(str(value), str(value))
         case "gpu":
@@ -43,7 +45,7 @@ def axis_cell(axis: str, value: object) -> str:
     """One value of one axis as a table's cell, under the axis's own name."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if axis in ("engine", "gpu", "optimizer"):
+    if axis in ("engine", "gpu", "optimizer", "workload"):
         return axis_label(axis, value)
     if axis.endswith("_bytes") and isinstance(value, int):
         return size_text(value)

@@ -49,15 +49,17 @@ def samples_figure(series: Group, samples: int = SAMPLES) -> Figure:
 
 
 def pareto_figure(series: Group) -> Figure:
-    """Tokens per second against memory; the front is what no other cell beats in both."""
+    """Speed against memory, in tokens where all cells know them; the front is what no other cell beats in both."""
     figure = Figure(figsize=(8, 5.4))
     axes = figure.subplots()
     chosen, notes = _chosen(series)
     looks = _looks(chosen, series)
     found: list[tuple[float, float, int]] = []
+    times = [timing_of(record) for one in chosen for record in one.measured]
+    unit = "samples" if any(timing and timing.tokens_per_second is None for timing in times) else "tokens"
     for one, look in zip(chosen, looks, strict=True):
         cells = [
-            (rank.reserved_peak_bytes / GIB, timing.tokens_per_second, record.spec.batch_size)
+            (rank.reserved_peak_bytes / GIB, getattr(timing, f"{unit}_per_second"), record.spec.batch_size)
             for record in one.measured
             if (timing := timing_of(record)) and (rank := record.largest_rank) and rank.reserved_peak_bytes
         ]
@@ -79,8 +81,8 @@ def pareto_figure(series: Group) -> Figure:
     axes.set_xlim(0, 1.08 * max((c[0] for c in found), default=1))
     axes.set_ylim(0, 1.15 * max((c[1] for c in found), default=1))
     axes.set_xlabel("reserved per device, peak (GiB)")
-    axes.set_ylabel("tokens per second, all devices")
-    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_ylabel(f"{unit} per second, all devices")
+    axes.yaxis.set_major_formatter("{x:,.0f}" if unit == "tokens" else "{x:,g}")
     keys = [*(look.key for look in looks), Line2D([], [], label="Pareto front, with batch sizes", **edge)]
     keys += mark_keys(chosen, False, False)
     return framed(figure, series, analysis.settings(series), keys, [*notes, *analysis.caveats(series)])

@@ -15,6 +15,7 @@ from sweep.spec.fields import SpecError, from_json, positive, to_json
 from sweep.spec.model import ModelSpec, Task, Weights
 from sweep.spec.savers import Attention, LoraSpec, Loss
 from sweep.spec.support import unsupported_reason
+from sweep.spec.workload import Lengths, WorkloadName, WorkloadSpec
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -25,6 +26,7 @@ __all__ = [
     "EngineName",
     "EngineSpec",
     "GpuSpec",
+    "Lengths",
     "LoraSpec",
     "Loss",
     "ModelSpec",
@@ -33,6 +35,8 @@ __all__ = [
     "SpecError",
     "Task",
     "Weights",
+    "WorkloadName",
+    "WorkloadSpec",
     "cell_id",
     "from_json",
     "positive",

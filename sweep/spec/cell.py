@@ -17,6 +17,7 @@ from sweep.spec.engine import EngineSpec
 from sweep.spec.fields import LATER, SpecError, identity_of, positive
 from sweep.spec.model import ModelSpec
 from sweep.spec.savers import Attention, LoraSpec, Loss
+from sweep.spec.workload import WorkloadSpec
 
 SCHEMA_VERSION = 1  # 1: first
 
@@ -116,6 +117,7 @@ class CellSpec:
     """Iterations before the measured ones; the optimizer's states exist only after the first."""
     measured_iterations: int = 5
     seed: int = 0
+    workload: WorkloadSpec = field(default=WorkloadSpec(), metadata=LATER)
     timeout_seconds: float | None = None
     """None: from the pace of the cells before (`sweep.launch.pace`). No part of a cell's identity."""
 
@@ -174,6 +176,7 @@ class CellSpec:
             "gpu": self.device.gpu.key if self.device.gpu else None,
             "world_size": self.world_size,
             "seq_len": self.seq_len,
+            "workload": self.workload.label,
             "optimizer": self.optimizer.value,
             "precision": self.precision.value,
             "gradient_checkpointing": self.gradient_checkpointing,

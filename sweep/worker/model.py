@@ -28,6 +28,10 @@ def configuration_of(model: ModelSpec) -> Any:
     return AutoConfig.for_model(model.model_type, **values)
 
 
+def vocabulary_of(model: ModelSpec) -> int:
+    return int(configuration_of(model).get_text_config().vocab_size)
+
+
 def build_from(config: Any, model: ModelSpec, dtype: torch.dtype) -> nn.Module:
     """With random parameters of `dtype`, on the default device."""
     code = {"trust_remote_code": True} if model.remote_code else {}
@@ -72,28 +76,3 @@ def import_architecture(spec: CellSpec) -> None:
     count = sum(parameter.numel() for parameter in model.parameters())
     if count != spec.model.parameters:
         raise ValueError(f"model={spec.model.name} has {count} parameters, not {spec.model.parameters}")
-
-
-class RandomBatches:
-    """Full-length sequences of random tokens, the worst case; the same for the same seed and rank.
-
-    Also the same samples in the same order however they are divided into micro-batches, so that accumulation and a
-    real batch of the same effective size train on the same data.
-    """
-
-    def __init__(self, spec: CellSpec, rank: int, device: torch.device) -> None:
-        self._spec = spec
-        self._device = device
-        self._tokens = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank)
-        self._labels = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank + 500_000)
-
-    def next(self) -> dict[str, torch.Tensor]:
-        """`input_ids` (batch, sequence) and `labels`: the same for a causal LM, (batch,) for a classifier."""
-        spec = self._spec
-        vocabulary = spec.model.config["vocab_size"]
-        shape = (spec.batch_size, spec.seq_len)
-        tokens = torch.randint(1, vocabulary, shape, generator=self._tokens).to(self._device)
-        if spec.model.task is Task.SEQUENCE_CLASSIFICATION:
-            labels = torch.randint(0, 2, shape[:1], generator=self._labels).to(self._device)
-            return {"input_ids": tokens, "labels": labels}
-        return {"input_ids": tokens, "labels": tokens}

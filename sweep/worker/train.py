@@ -28,7 +28,7 @@ from sweep.worker.engines import Engine, make_engine
 from sweep.worker.explain import explain_if_asked
 from sweep.worker.failure import Cause, RefusedRequest, cause_of, describe_failure, free_memory
 from sweep.worker.in_effect import Witness, check_steps
-from sweep.worker.model import RandomBatches, build_model, import_architecture
+from sweep.worker.workload import Batches, import_workload, make_workload
 
 MAX_SKIPPED_STEPS = 20
 """Dynamic fp16 loss scaling skips steps until the scale fits; more than this means that it never will."""
@@ -51,6 +51,7 @@ class Progress:
     reserved: list[int] = field(default_factory=list)
     """In bytes, at the end of the warm-up and of every measured iteration."""
     times: Times | None = None
+    tokens: int | None = None
     in_effect: InEffect | None = None
     loss: torch.Tensor | None = None
     """Of the last iteration's last micro-batch; still on the device, and only one of them at a time."""
@@ -76,7 +77,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
     file = ProgressFile(directory, rank)
     impossible: Exception | None = None
     try:
-        import_architecture(spec)
+        import_workload(spec)
     except Exception as error:  # a model that cannot be: told once there is a record to tell it in
         impossible = error
     with NvmlSampler(enabled=not on_cpu) as nvml:  # before CUDA starts, so that its baseline is clean
@@ -135,6 +136,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
         nvml=nvml.result,
         seconds_per_iteration=progress.times.seconds_per_iteration if progress.times else None,
         parts=progress.times.parts if progress.times else None,
+        measured_tokens=progress.tokens,
         iterations=progress.iteration,
         in_effect=progress.in_effect,
         loss=None if failure or spec.device.kind is DeviceKind.VIRTUAL else finite(progress.loss),
@@ -162,11 +164,12 @@ def join_world(spec: CellSpec, device: torch.device) -> None:
 
 
 def train(spec: CellSpec, rank: int, device: torch.device, progress: Progress) -> None:
+    workload = make_workload(spec, rank, device)
     engine = make_engine(spec, device)
-    engine.load(lambda dtype: build_model(spec, dtype))
+    engine.load(workload.build)
     progress.enter(Phase.PREPARE)
-    engine.prepare()
-    batches = RandomBatches(spec, rank, device)
+    engine.prepare(workload.given)
+    batches = workload.batches()
     progress.engine, progress.iteration = engine, 0
     warm_up(spec, engine, batches, progress)
     progress.warmup_alloc_retries = retries(progress)
@@ -181,7 +184,7 @@ def train(spec: CellSpec, rank: int, device: torch.device, progress: Progress) -
         raise RuntimeError(f"the loss is not finite after {progress.iteration} iterations")
 
 
-def warm_up(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Progress) -> None:
+def warm_up(spec: CellSpec, engine: Engine, batches: Batches, progress: Progress) -> None:
     """Until the optimizer's states exist and the last step was not skipped: fp16 scaling has settled then."""
     witness = Witness(spec, engine.model)
     stepped = False
@@ -197,9 +200,9 @@ def warm_up(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Pr
     progress.in_effect = witness.testimony(engine.optimizer)
 
 
-def measure(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Progress) -> int:
+def measure(spec: CellSpec, engine: Engine, batches: Batches, progress: Progress) -> int:
     """One window. Gives the optimizer steps that really happened in it."""
-    steps_before = engine.optimizer_steps
+    steps_before, tokens_before = engine.optimizer_steps, batches.tokens
     progress.reserved = reserved(progress)
     progress.timer = make_timer(spec)
     progress.timer.start()
@@ -208,13 +211,15 @@ def measure(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Pr
         progress.timer.lap()
         progress.reserved += reserved(progress)
     progress.times = progress.timer.stop()
+    if batches.tokens is not None and tokens_before is not None:
+        progress.tokens = batches.tokens - tokens_before
     progress.timer = NoTimer()
     if progress.warmup_alloc_retries is not None:
         progress.alloc_retries = (retries(progress) or 0) - progress.warmup_alloc_retries
     return engine.optimizer_steps - steps_before
 
 
-def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Progress) -> None:
+def iterate(spec: CellSpec, engine: Engine, batches: Batches, progress: Progress) -> None:
     """One optimizer step."""
     assert progress.iteration is not None
     progress.loss = None
@@ -223,8 +228,9 @@ def iterate(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Pr
         progress.timer.mark(Part.DATA)
         progress.memory.enter(Phase.FORWARD)
         batch = batches.next()
-        shape = tuple(batch["input_ids"].shape)
-        assert shape == (spec.batch_size, spec.seq_len), f"a batch of shape {shape}"
+        if spec.workload.full_length:
+            shape = tuple(batch["input_ids"].shape)
+            assert shape == (spec.batch_size, spec.seq_len), f"a batch of shape {shape}"
         progress.enter(Phase.FORWARD)
         with engine.micro_batch():
             loss = engine.forward(batch)
