@@ -246,7 +246,7 @@ def iterate(spec: CellSpec, engine: Engine, batches: Batches, progress: Progress
     progress.loss = loss.detach()
 
 
-def again(spec: CellSpec, engine: Engine, batches: RandomBatches, progress: Progress, memory: PhaseMemory) -> None:
+def again(spec: CellSpec, engine: Engine, batches: Batches, progress: Progress, memory: PhaseMemory) -> None:
     """One more iteration once everything is measured, with other counters."""
     progress.memory, progress.nvml = memory, None
     iterate(spec, engine, batches, progress)
