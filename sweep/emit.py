@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from sweep.spec import CellSpec, DeviceKind, EngineName, Optimizer, Precision
+from sweep.spec.deepspeed import deepspeed_config
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
-CPU_BUCKET = 1_000_000
 MIXED = (Precision.BF16, Precision.FP16)
 
 
@@ -60,7 +60,7 @@ def emit(spec: CellSpec, target: Target) -> str:
     if target is Target.DEEPSPEED:
         if spec.engine.name is not EngineName.DEEPSPEED:
             raise EmitError("--emit deepspeed: the winner runs without DeepSpeed; choose --emit accelerate")
-        return json.dumps(deepspeed_config(spec), indent=2) + "\n"
+        return json.dumps(deepspeed_file(spec), indent=2) + "\n"
     if target is Target.TRAINER:
         return json.dumps(training_arguments(spec), indent=2) + "\n"
     return launch_script(spec)
@@ -73,22 +73,9 @@ def environment(spec: CellSpec) -> dict[str, str]:
     return {ALLOCATOR_VARIABLE: "expandable_segments:True"} if spec.expandable_segments else {}
 
 
-def deepspeed_config(spec: CellSpec) -> dict[str, Any]:
+def deepspeed_file(spec: CellSpec) -> dict[str, Any]:
     """As it was measured: the optimizer is the script's own, from torch."""
-    config: dict[str, Any] = {
-        "train_batch_size": spec.effective_batch_size,
-        "train_micro_batch_size_per_gpu": spec.batch_size,
-        "gradient_accumulation_steps": spec.accumulation,
-        "zero_optimization": {"stage": spec.engine.zero_stage},
-        "zero_allow_untested_optimizer": True,
-    }
-    if spec.device.kind is DeviceKind.CPU:  # the default buckets are 2 GB each
-        config["zero_optimization"] |= {"reduce_bucket_size": CPU_BUCKET, "allgather_bucket_size": CPU_BUCKET}
-    if spec.precision in MIXED:
-        config[spec.precision.value] = {"enabled": True}
-    if spec.gradient_clipping is not None:
-        config["gradient_clipping"] = spec.gradient_clipping
-    return config
+    return {"train_batch_size": spec.effective_batch_size, **deepspeed_config(spec)}
 
 
 def accelerate_yaml(spec: CellSpec) -> str:
@@ -152,7 +139,7 @@ def training_arguments(spec: CellSpec) -> dict[str, Any]:
     if spec.device.kind is DeviceKind.CPU:
         arguments["use_cpu"] = True
     if spec.engine.name is EngineName.DEEPSPEED:
-        arguments["deepspeed"] = deepspeed_config(spec)
+        arguments["deepspeed"] = deepspeed_file(spec)
     return arguments
 
 

@@ -21,7 +21,7 @@ def worker_arguments(directory: Path) -> list[str]:
 def command(spec: CellSpec, directory: Path) -> list[str]:
     """One process where one is enough, else torch.distributed.run with as many as there are ranks."""
     worker = worker_arguments(directory)
-    if spec.device.kind is DeviceKind.VIRTUAL or spec.world_size == 1:
+    if spec.device.kind is DeviceKind.VIRTUAL or spec.processes == 1:
         return [sys.executable, *worker]
     options = [
         "--standalone",
@@ -83,7 +83,7 @@ def _virtual(spec: CellSpec, python_path: str) -> dict[str, str]:
     profile = virtual.gpus()[gpu.key]
     if gpu.total_memory_bytes is not None:
         profile = replace(profile, total_memory_bytes=gpu.total_memory_bytes)
-    alone = spec.engine.name is EngineName.DDP and spec.world_size == 1
+    alone = spec.processes == 1 and spec.engine.name not in (EngineName.DEEPSPEED, EngineName.FSDP2)
     added = virtual.environment(
         profile,
         gpus=spec.world_size,

@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from sweep.record import InEffect
-from sweep.spec import CellSpec, EngineName, Precision
+from sweep.spec import CellSpec, EngineName, Optimizer, Precision
 from sweep.worker.failure import NotInEffectError
+from sweep.worker.savers import checkpointable_layers
 
 HALF = {Precision.BF16: "bfloat16", Precision.FP16: "float16", Precision.BF16_PURE: "bfloat16"}
 
@@ -25,8 +26,9 @@ class Witness:
         self._spec = spec
         self._model = model
         # Within a layer: hooks of the layer itself may run outside of what is recomputed.
-        layer = next((module for module in model.modules() if _is_checkpointable(module)), None)
-        self._layer = None if layer is None else _first_linear(layer)
+        layer = next(iter(checkpointable_layers(model)), None)
+        # Hooks within a compiled model would be compiled into it.
+        self._layer = None if layer is None or spec.compile else _first_linear(layer)
         self._forwards = 0
         self._compute: set[str] = set()
         self._gradients: set[str] = set()
@@ -37,7 +39,7 @@ class Witness:
         if self._layer is not None:
             handles.append(self._layer.register_forward_pre_hook(self._count))
         linear = _first_linear(self._model)
-        if linear is not None:
+        if linear is not None and not self._spec.compile:
             handles.append(linear.register_forward_hook(self._note_compute))
         parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         handles += [self._hook_gradient(parameter) for parameter in {parameters[0], parameters[-1]}]
@@ -65,7 +67,9 @@ class Witness:
         seen = InEffect(
             layer_forwards=None if self._layer is None else self._forwards // self._spec.accumulation,
             compute_dtypes=tuple(sorted(self._compute)),
-            parameter_dtypes=_names(parameter.dtype for parameter in self._model.parameters()),
+            parameter_dtypes=_names(
+                parameter.dtype for parameter in self._model.parameters() if parameter.requires_grad
+            ),
             gradient_dtypes=tuple(sorted(self._gradients)),
             optimizer_state_dtypes=_names(
                 value.dtype
@@ -75,6 +79,8 @@ class Witness:
             ),
         )
         check(self._spec, seen)
+        if self._spec.lora:
+            check_adapters(name for name, parameter in self._model.named_parameters() if parameter.requires_grad)
         return seen
 
 
@@ -87,9 +93,10 @@ def check(spec: CellSpec, seen: InEffect) -> None:
             f"{seen.layer_forwards} times in a micro-batch, not {wanted_forwards}"
         )
     half = HALF.get(spec.precision, "float32")
+    # DeepSpeed's fp32 copies are the optimizer's; adapters are made in the type of what they are added to.
     keeps_half = spec.precision is Precision.BF16_PURE or spec.engine.name is EngineName.DEEPSPEED
     stored = half if keeps_half else "float32"
-    state = half if spec.precision is Precision.BF16_PURE else "float32"
+    state = half if spec.precision is Precision.BF16_PURE and spec.optimizer is not Optimizer.ADAFACTOR else "float32"
     for what, dtypes, wanted in (
         ("compute", seen.compute_dtypes, half),
         ("parameters", seen.parameter_dtypes, stored),
@@ -102,6 +109,14 @@ def check(spec: CellSpec, seen: InEffect) -> None:
             )
 
 
+def check_adapters(trained: Iterable[str]) -> None:
+    """Raises `NotInEffectError` where anything but adapters is trained, or nothing is."""
+    names = list(trained)
+    others = [name for name in names if "lora_" not in name]
+    if others or not names:
+        raise NotInEffectError(f"lora is not in effect: {others[0] if others else 'nothing'} is trained")
+
+
 def check_steps(spec: CellSpec, iterations: int, optimizer_steps: int) -> None:
     """Every iteration of `accumulation` micro-batches is one optimizer step; only fp16 scaling may skip some."""
     if optimizer_steps > iterations or (optimizer_steps < iterations and spec.precision is not Precision.FP16):
@@ -109,11 +124,6 @@ def check_steps(spec: CellSpec, iterations: int, optimizer_steps: int) -> None:
             f"accumulation={spec.accumulation} is not in effect: {iterations} iterations made {optimizer_steps} "
             "optimizer steps"
         )
-
-
-def _is_checkpointable(module: nn.Module) -> bool:
-    """transformers' GradientCheckpointingLayer and its descendants; by name, since older versions have none."""
-    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
 
 
 def _first_linear(module: nn.Module) -> nn.Linear | None:

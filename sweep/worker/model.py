@@ -40,14 +40,12 @@ def build_from(config: Any, model: ModelSpec, dtype: torch.dtype) -> nn.Module:
 
 
 def build_model(spec: CellSpec, dtype: torch.dtype) -> nn.Module:
-    """The model in training mode, with parameters of `dtype` on the default device, checkpointing as the spec says."""
+    """The model in training mode, with parameters of `dtype` on the default device."""
     config = configuration_of(spec.model)
     if spec.model.weights is Weights.PRETRAINED:
         model = load_pretrained(config, spec.model, dtype)
     else:
         model = build_from(config, spec.model, dtype)
-    if spec.gradient_checkpointing:
-        enable_checkpointing(model)
     return model.train()
 
 
@@ -56,14 +54,6 @@ def load_pretrained(config: Any, model: ModelSpec, dtype: torch.dtype) -> nn.Mod
         model.path, config=config, dtype=dtype, trust_remote_code=model.remote_code
     )
     return loaded.to(torch.get_default_device())
-
-
-def enable_checkpointing(model: nn.Module) -> None:
-    """Without re-entrance, so that frozen embeddings get gradients behind them; transformers 5 renamed the method."""
-    enable: Any = getattr(model, "activation_checkpointing_enable", None)
-    if enable is None:
-        enable = model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
 
 
 def import_architecture(spec: CellSpec) -> None:

@@ -1,6 +1,5 @@
-"""Optimizers by name, in the variant that Hugging Face's Trainer uses by default."""
+"""Optimizers by name, each as its own library makes it."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,15 +13,44 @@ Given = torch.optim.Optimizer | list[dict[str, Any]] | None
 
 
 def optimizer_for(spec: CellSpec, model: nn.Module, given: Given) -> torch.optim.Optimizer:
+    """Over what is trained; frozen parameters never meet it."""
     if isinstance(given, torch.optim.Optimizer):
         return given
-    return build_optimizer(spec.optimizer, model.parameters() if given is None else given)
+    return build_optimizer(
+        spec.optimizer, [p for p in model.parameters() if p.requires_grad] if given is None else given
+    )
 
 
-def build_optimizer(
-    kind: Optimizer, parameters: Iterable[nn.Parameter] | list[dict[str, Any]]
-) -> torch.optim.Optimizer:
-    """AdamW is fused: one kernel, no temporaries of the size of the model as the foreach variant has."""
-    if kind is Optimizer.ADAMW:
-        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
-    return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+def build_optimizer(kind: Optimizer, parameters: list[nn.Parameter] | list[dict[str, Any]]) -> torch.optim.Optimizer:
+    match kind:
+        case Optimizer.ADAMW:
+            return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
+        case Optimizer.ADAMW_FOREACH:
+            return torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=True)
+        case Optimizer.ADAMW_SINGLE:
+            return torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=False)
+        case Optimizer.SGD:
+            return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+    return _of_another_library(kind, parameters)
+
+
+def _of_another_library(kind: Optimizer, parameters: Any) -> torch.optim.Optimizer:
+    """Imported where they are used: each brings a library that the others do not need."""
+    made: torch.optim.Optimizer
+    if kind is Optimizer.ADAFACTOR:
+        from transformers.optimization import Adafactor
+
+        made = Adafactor(parameters, lr=LEARNING_RATE, scale_parameter=False, relative_step=False)
+    elif kind is Optimizer.ADAMW_8BIT:
+        from bitsandbytes.optim import AdamW8bit
+
+        made = AdamW8bit(parameters, lr=LEARNING_RATE)
+    elif kind is Optimizer.DEEPSPEED_FUSED_ADAM:
+        from deepspeed.ops.adam import FusedAdam
+
+        made = FusedAdam(parameters, lr=LEARNING_RATE)
+    else:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        made = DeepSpeedCPUAdam(parameters, lr=LEARNING_RATE)
+    return made

@@ -154,11 +154,11 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
 
 
 def join_world(spec: CellSpec, device: torch.device) -> None:
-    """Form the process group; a single rank needs none, except that DeepSpeed wants one in any case."""
+    """Form the process group; a single rank needs none, except that DeepSpeed and FSDP2 want one in any case."""
     backend = "gloo" if device.type == "cpu" else "nccl"
     if spec.world_size > 1:
         dist.init_process_group(backend)
-    elif spec.engine.name is EngineName.DEEPSPEED:
+    elif spec.engine.name in (EngineName.DEEPSPEED, EngineName.FSDP2):
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
 
@@ -167,6 +167,7 @@ def train(spec: CellSpec, rank: int, device: torch.device, progress: Progress) -
     workload = make_workload(spec, rank, device)
     engine = make_engine(spec, device)
     engine.load(workload.build)
+    engine.model = workload.adapt(engine.model)
     progress.enter(Phase.PREPARE)
     engine.prepare(workload.given)
     batches = workload.batches()

@@ -11,9 +11,10 @@ from torch import nn
 from sweep.spec import CellSpec, Precision, WorkloadName
 from sweep.worker.engines import Batch
 from sweep.worker.failure import NotInEffectError
-from sweep.worker.model import build_model, enable_checkpointing, import_architecture
+from sweep.worker.model import build_model, import_architecture
 from sweep.worker.optimizers import Given
 from sweep.worker.random_tokens import RandomBatches
+from sweep.worker.savers import apply_savers, asked_for, enable_checkpointing
 from sweep.worker.text import TextBatches
 
 
@@ -35,6 +36,9 @@ class Workload(Protocol):
     """The user's own optimizer; known once the model is built."""
 
     def build(self, dtype: torch.dtype) -> nn.Module: ...
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """With the spec's memory savers, outside of the context in which the engine had the model built."""
 
     def batches(self) -> Batches: ...
 
@@ -63,6 +67,9 @@ class SpecWorkload:
     def build(self, dtype: torch.dtype) -> nn.Module:
         return build_model(self._spec, dtype)
 
+    def adapt(self, model: nn.Module) -> nn.Module:
+        return apply_savers(self._spec, model)
+
     def batches(self) -> Batches:
         kind = TextBatches if self._spec.workload.name is WorkloadName.TEXT else RandomBatches
         return kind(self._spec, self._rank, self._device)
@@ -87,7 +94,7 @@ class OwnWorkload:
             "seed": lambda: spec.seed,
             "dtype": lambda: dtype,
             "gradient_checkpointing": lambda: spec.gradient_checkpointing,
-            "model": lambda: build_model(spec, dtype),
+            "model": lambda: apply_savers(spec, build_model(spec, dtype)),
         }
         parameters = inspect.signature(function).parameters
         passed = {name: value() for name, value in offered.items() if name in parameters} | dict(
@@ -114,7 +121,14 @@ class OwnWorkload:
                 f"gradient_checkpointing=true is not in effect: {self._spec.workload.target} has no parameter "
                 f"gradient_checkpointing, and its {type(model).__name__} no method gradient_checkpointing_enable"
             )
-        enable_checkpointing(model)
+        enable_checkpointing(model, reentrant=self._spec.checkpoint_reentrant, every=self._spec.checkpoint_every)
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """The user's model as it is; what the spec asks for beside is in effect where it was built from the spec's."""
+        names = asked_for(self._spec)
+        if names and "model" not in inspect.signature(function_of(self._spec)).parameters:
+            raise NotInEffectError(f"{names[0]} is not in effect: {self._spec.workload.target} has no parameter model")
+        return model
 
     def batches(self) -> Batches:
         return OwnBatches(self._spec, self._iterable, self._device)

@@ -1,4 +1,4 @@
-"""How a model is trained: the part that differs between DDP and DeepSpeed, behind one interface."""
+"""How a model is trained: the part that differs between the engines, behind one interface."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from sweep.spec import CellSpec, EngineName
+from sweep.spec import CellSpec, EngineName, Precision
 from sweep.worker.optimizers import Given
 
 Batch = Any
@@ -32,13 +32,10 @@ class Engine(Protocol):
 
     def step(self) -> None: ...
 
-    @property
-    def model(self) -> nn.Module:
-        """The model itself, without what the engine wraps it in."""
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The one that holds the states."""
+    model: nn.Module
+    """Itself, without what the engine wraps it in; what `load` built may be replaced before `prepare`."""
+    optimizer: torch.optim.Optimizer
+    """The one that holds the states."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -62,11 +59,33 @@ def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
     return loss
 
 
+def stored_dtype(spec: CellSpec) -> torch.dtype:
+    """Of the parameters as they are built: fp32 where mixed precision trains them, the half type where it is pure.
+
+    Beside adapters everything is frozen: it needs no fp32 copy and is kept in the type that computes, as users of
+    adapters load it.
+    """
+    if spec.precision is Precision.BF16_PURE or (spec.lora and spec.precision is Precision.BF16):
+        return torch.bfloat16
+    return torch.float16 if spec.lora and spec.precision is Precision.FP16 else torch.float32
+
+
 def make_engine(spec: CellSpec, device: torch.device) -> Engine:
-    if spec.engine.name is EngineName.DEEPSPEED:
-        from sweep.worker.engines.deepspeed import DeepSpeedEngine
+    """Each engine is imported where it is used: DeepSpeed alone takes seconds."""
+    match spec.engine.name:
+        case EngineName.DEEPSPEED:
+            from sweep.worker.engines.deepspeed import DeepSpeedEngine
 
-        return DeepSpeedEngine(spec, device)
-    from sweep.worker.engines.ddp import DdpEngine
+            return DeepSpeedEngine(spec, device)
+        case EngineName.FSDP2:
+            from sweep.worker.engines.fsdp2 import Fsdp2Engine
 
-    return DdpEngine(spec, device)
+            return Fsdp2Engine(spec, device)
+        case EngineName.DEVICE_MAP:
+            from sweep.worker.engines.device_map import DeviceMapEngine
+
+            return DeviceMapEngine(spec, device)
+        case EngineName.SINGLE | EngineName.DDP:
+            from sweep.worker.engines.accelerated import AcceleratedEngine
+
+            return AcceleratedEngine(spec, device)

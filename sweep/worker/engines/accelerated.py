@@ -1,4 +1,4 @@
-"""DistributedDataParallel, or a single device, through accelerate: the loop of Hugging Face's Trainer."""
+"""One device, or DistributedDataParallel, through accelerate: the loop of Hugging Face's Trainer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ from accelerate import Accelerator
 from torch import nn
 
 from sweep.spec import CellSpec, DeviceKind, Precision
-from sweep.worker.engines import Batch, loss_of
+from sweep.worker.engines import Batch, loss_of, stored_dtype
 from sweep.worker.optimizers import Given, optimizer_for
 
 
-class DdpEngine:
+class AcceleratedEngine:
     def __init__(self, spec: CellSpec, device: torch.device) -> None:
         self._spec = spec
         self._device = device
@@ -25,9 +25,8 @@ class DdpEngine:
         self._steps = 0
 
     def load(self, build: Callable[[torch.dtype], nn.Module]) -> None:
-        dtype = torch.bfloat16 if self._spec.precision is Precision.BF16_PURE else torch.float32
         with self._device:
-            self.model = build(dtype)
+            self.model = build(stored_dtype(self._spec))
 
     def prepare(self, given: Given = None) -> None:
         self.optimizer = optimizer_for(self._spec, self.model, given)
