@@ -51,7 +51,7 @@ def classify(
 ) -> Verdict:
     clues = clues or Clues()
     tail = stderr_tail(stderr)
-    expected = 1 if spec.device.kind is DeviceKind.VIRTUAL else spec.world_size
+    expected = 1 if spec.device.kind is DeviceKind.VIRTUAL else spec.processes
     missing = sorted(set(range(expected)) - {rank.rank for rank in ranks})
     reported = _reported(ranks, missing, tail)
     if reported is not None:
@@ -130,7 +130,7 @@ def _silent(spec: CellSpec, missing: list[int], ended: Ended, clues: Clues, tail
         ending = f"killed by {signal.Signals(-code).name}"
     else:
         ending = f"ended with exit code {code}" if code is not None else "ended"
-    alone = spec.world_size == 1 or spec.device.kind is DeviceKind.VIRTUAL
+    alone = spec.processes == 1 or spec.device.kind is DeviceKind.VIRTUAL
     who = "the process" if alone else f"{len(missing)} ranks" if dead is None else f"rank {dead}"
     sentence = f"{who} {ending} without writing a record"
     at = next((rank for rank in clues.progress if rank.rank == dead), None)

@@ -2,6 +2,7 @@
 
 import re
 import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,10 +21,14 @@ class Counters(Protocol):
 
 
 class PhaseMemory:
-    """Every moment belongs to one phase: `enter` closes the phase before it."""
+    """Every moment belongs to one phase: `enter` closes the phase before it.
 
-    def __init__(self, counters: Counters) -> None:
+    `others` are further devices of the same process, which enter the same phases.
+    """
+
+    def __init__(self, counters: Counters, others: Sequence["PhaseMemory"] = ()) -> None:
         self.counters = counters
+        self.others = tuple(others)
         self.phase: Phase | None = None
         self.peaks: dict[Phase, MemoryPeak] = {}
 
@@ -31,9 +36,13 @@ class PhaseMemory:
         self.fold()
         self.phase = phase
         self.counters.reset()
+        for other in self.others:
+            other.enter(phase)
 
     def fold(self) -> None:
         """Take the running phase's peaks into account without leaving it."""
+        for other in self.others:
+            other.fold()
         if self.phase is None:
             return
         new, old = self.counters.read(), self.peaks.get(self.phase)

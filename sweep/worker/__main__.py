@@ -23,8 +23,9 @@ def main() -> int:
     )  # imports torch: after the directory and the spec are known to be good
 
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    record = run_rank(spec, rank, local_rank, directory.path)
-    write_json(directory.rank_path(record.rank), record)
+    record, *further = run_rank(spec, rank, local_rank, directory.path)
+    for each in (*further, record):  # the first tells of a failure: nobody ends the process before all are written
+        write_json(directory.rank_path(each.rank), each)
     return 0 if record.failure is None else EXIT_OOM if record.oom or record.host_oom else EXIT_FAILED
 
 

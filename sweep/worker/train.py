@@ -8,7 +8,7 @@ import os
 import statistics
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,7 +71,8 @@ class Progress:
             self.file.beat(phase, self.iteration)
 
 
-def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> RankRecord:
+def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> tuple[RankRecord, ...]:
+    """The record of this process's device; where it has several, one of each, in their order."""
     on_cpu = spec.device.kind is DeviceKind.CPU
     answer_when_asked(directory, rank)
     file = ProgressFile(directory, rank)
@@ -101,7 +102,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
         if spec.precision is Precision.TF32:
             torch.set_float32_matmul_precision("high")
         torch.manual_seed(spec.seed)
-        progress = Progress(PhaseMemory(counters), file, nvml)
+        progress = Progress(PhaseMemory(counters, further_devices(spec)), file, nvml)
         failure: Failure | None = None
         cause: Cause | None = None
         try:
@@ -148,15 +149,41 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> Ran
         oom=cause is Cause.DEVICE_MEMORY,
         host_oom=cause is Cause.HOST_MEMORY,
     )
+    records = (record, *further_records(progress.memory.others))
     if progress.engine is not None and progress.again is not None and failure is None:
         explain_if_asked(spec, record, progress.engine, device, progress.again, directory)
-    return record
+    return records
+
+
+def further_devices(spec: CellSpec) -> list[PhaseMemory]:
+    """Of a process that has several, all but the first."""
+    if spec.processes == spec.world_size:
+        return []
+    return [PhaseMemory(CudaCounters(torch.device("cuda", number))) for number in range(1, spec.world_size)]
+
+
+def further_records(others: Iterable[PhaseMemory]) -> Iterator[RankRecord]:
+    """What belongs to the process rather than to a device is in the first device's record alone."""
+    for memory in others:
+        assert isinstance(memory.counters, CudaCounters)
+        device = memory.counters.device
+        properties = torch.cuda.get_device_properties(device)
+        yield RankRecord(
+            rank=device.index,
+            device_name=properties.name,
+            device_uuid=f"GPU-{properties.uuid}",
+            capacity_bytes=properties.total_memory,
+            peaks=memory.peaks,
+            ooms=memory.counters.ooms(),
+            segments=memory.counters.segments(),
+            allocator_settings=allocator_settings(),
+        )
 
 
 def join_world(spec: CellSpec, device: torch.device) -> None:
     """Form the process group; a single rank needs none, except that DeepSpeed and FSDP2 want one in any case."""
     backend = "gloo" if device.type == "cpu" else "nccl"
-    if spec.world_size > 1:
+    if spec.processes > 1:
         dist.init_process_group(backend)
     elif spec.engine.name in (EngineName.DEEPSPEED, EngineName.FSDP2):
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -260,8 +287,10 @@ def make_timer(spec: CellSpec) -> IterationTimer:
 
 
 def retries(progress: Progress) -> int | None:
-    counters = progress.memory.counters
-    return counters.alloc_retries() if isinstance(counters, CudaCounters) else None
+    """On all devices of this process."""
+    counters = [memory.counters for memory in (progress.memory, *progress.memory.others)]
+    cuda = [each for each in counters if isinstance(each, CudaCounters)]
+    return sum(each.alloc_retries() for each in cuda) if cuda else None
 
 
 def reserved(progress: Progress) -> list[int]:
