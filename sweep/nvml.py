@@ -1,15 +1,15 @@
 """The few questions that are asked of NVML, straight from the driver's library: no package is needed for it.
 
 Everything goes by UUID, because NVML's order of devices is not CUDA's. Memory is read in version 2 of the structure,
-whose `used` leaves out what the driver keeps for itself; `MEMORY_INFO_VERSION` is recorded beside the figures.
-https://docs.nvidia.com/deploy/nvml-api/
+whose `used` leaves out what the driver keeps for itself; drivers before 510 have version 1 alone, where it counts as
+used. Which one it was is recorded beside the figures. https://docs.nvidia.com/deploy/nvml-api/
 """
 
 import ctypes
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 LIBRARY = "libnvidia-ml.so.1"
-MEMORY_INFO_VERSION = 2
 _NOT_AVAILABLE = ctypes.c_ulonglong(-1).value
 _INSUFFICIENT_SIZE = 7
 
@@ -18,7 +18,11 @@ class NvmlError(Exception):
     """NVML is missing, or does not answer this."""
 
 
-class _Memory(ctypes.Structure):
+class _Memory1(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Memory2(ctypes.Structure):
     _fields_ = (
         ("version", ctypes.c_uint),
         ("total", ctypes.c_ulonglong),
@@ -50,6 +54,7 @@ class Device:
     def __init__(self, nvml: "Nvml", handle: ctypes.c_void_p) -> None:
         self._nvml = nvml
         self._handle = handle
+        self._version: int | None = None
 
     def _text(self, function: str) -> str:
         buffer = ctypes.create_string_buffer(96)
@@ -64,10 +69,25 @@ class Device:
     def uuid(self) -> str:
         return self._text("nvmlDeviceGetUUID")
 
-    def _memory(self) -> _Memory:
-        memory = _Memory(version=ctypes.sizeof(_Memory) | MEMORY_INFO_VERSION << 24)
-        self._nvml.call("nvmlDeviceGetMemoryInfo_v2", self._handle, ctypes.byref(memory))
-        return memory
+    @property
+    def memory_info_version(self) -> int:
+        """Of the structure that memory is read in: 2, or 1 where the driver has no other."""
+        if self._version is None:
+            self._memory()
+        assert self._version is not None
+        return self._version
+
+    def _memory(self) -> _Memory1 | _Memory2:
+        if self._version != 1:
+            with suppress(NvmlError) if self._version is None else nullcontext():
+                second = _Memory2(version=ctypes.sizeof(_Memory2) | 2 << 24)
+                self._nvml.call("nvmlDeviceGetMemoryInfo_v2", self._handle, ctypes.byref(second))
+                self._version = 2  # from now on: figures of two versions do not mix
+                return second
+        first = _Memory1()
+        self._nvml.call("nvmlDeviceGetMemoryInfo", self._handle, ctypes.byref(first))
+        self._version = 1
+        return first
 
     def used_bytes(self) -> int:
         return int(self._memory().used)
@@ -75,15 +95,23 @@ class Device:
     def total_bytes(self) -> int:
         return int(self._memory().total)
 
+    def free_bytes(self) -> int:
+        """Less than what is not used by processes: the driver keeps some for itself."""
+        return int(self._memory().free)
+
     def processes(self) -> list[Process]:
-        """Empty also where the processes are in another container."""
+        """Empty also where the processes are in another container, and where the driver is too old to tell."""
+        for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
+            if self._nvml.has(function):
+                return self._processes(function)
+        return []
+
+    def _processes(self, function: str) -> list[Process]:
         count = ctypes.c_uint(64)
         while True:
             entries = (_Process * count.value)()
             try:
-                self._nvml.call(
-                    "nvmlDeviceGetComputeRunningProcesses_v3", self._handle, ctypes.byref(count), ctypes.byref(entries)
-                )
+                self._nvml.call(function, self._handle, ctypes.byref(count), ctypes.byref(entries))
             except NvmlError as error:
                 if error.args[1] != _INSUFFICIENT_SIZE:
                     raise
@@ -112,6 +140,9 @@ class Nvml:
             raise NvmlError(f"{function}: this driver does not have it", None) from None
         if code:
             raise NvmlError(f"{function}: NVML error {code}", code)
+
+    def has(self, function: str) -> bool:
+        return hasattr(self._library, function)
 
     @property
     def driver_version(self) -> str:

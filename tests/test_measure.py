@@ -1,9 +1,5 @@
 """What a rank measures and checks of itself: times, NVML, and whether the configuration is in effect."""
 
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPOSITORY, read_model
+from conftest import read_model
 from torch import nn
 
 from sweep import virtual
 from sweep.launch import run_cell
 from sweep.measure.memory import CpuCounters, PhaseMemory
-from sweep.measure.nvml import NvmlSampler, trace_of
 from sweep.measure.timing import CpuTimer, Mark, Part, times
-from sweep.record import InEffect, MemoryPeak, NvmlMemory, Phase, RankRecord, Status
+from sweep.record import InEffect, MemoryPeak, Phase, RankRecord, Status
 from sweep.spec import CellSpec, EngineName, EngineSpec, Precision
 from sweep.store import Store
 from sweep.worker.engines import make_engine
@@ -32,117 +27,6 @@ from sweep.worker.train import Progress, measure, warm_up
 MakeSpec = Callable[..., CellSpec]
 VIRTUAL = {"kind": "virtual", "gpu": {"key": "a100-80gb"}}
 needs_virtual_gpu = pytest.mark.skipif(virtual.check() is not None, reason=str(virtual.check()))
-
-
-def on_two_gpus(program: str, visible: str | None = None) -> str:
-    """What a program prints that sees two virtual GPUs."""
-    variables = os.environ | virtual.environment(virtual.gpu("a100-80gb"), gpus=2)
-    variables["PYTHONPATH"] += f"{os.pathsep}{REPOSITORY}"
-    if visible is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = visible
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], env=variables, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-HELD_BY_RANK = """
-    import sys, torch
-    from sweep.measure.nvml import NvmlSampler, trace_of
-    from sweep.nvml import Nvml
-    first, second = (device.uuid for device in Nvml().devices())
-    order = {"": [first, second], "1,0": [second, first]}.get(VISIBLE, [second, first])
-    for rank in range(2):
-        with NvmlSampler() as sampler:
-            device = torch.device("cuda", rank)
-            uuid = sampler.bind(str(torch.cuda.get_device_properties(device).uuid))
-            held = torch.empty((rank + 1) << 30, dtype=torch.uint8, device=device)
-            sampler.finish()
-            print(order.index(uuid), sampler.result.used_peak_bytes >> 30, sampler.result.info_version)
-            del held
-            torch.cuda.empty_cache()
-"""
-
-
-@needs_virtual_gpu
-@pytest.mark.parametrize("order", ["as they are", "reversed", "by UUID"])
-def test_nvml_follows_the_device_that_the_rank_uses(order: str) -> None:
-    listed = on_two_gpus("from sweep.nvml import Nvml\nfor d in Nvml().devices(): print(d.uuid)").split()
-    visible = {"as they are": "", "reversed": "1,0", "by UUID": ",".join(reversed(listed))}[order]
-    program = textwrap.dedent(HELD_BY_RANK).replace("VISIBLE", repr(visible))
-    printed = on_two_gpus(program, visible or None)
-    # Rank 0 holds 1 GiB on the first visible device, rank 1 holds 2 GiB on the second; the context is below 1 GiB.
-    assert printed.splitlines() == ["0 1 2", "1 2 2"]
-
-
-@needs_virtual_gpu
-@pytest.mark.parametrize("order", ["1,0", "by UUID", "1", "7", "0,7,1", ""])
-def test_visible_gpus_are_in_cudas_order(order: str) -> None:
-    program = """
-        from sweep import environment
-        from sweep.nvml import Nvml
-        everything = [device.uuid for device in Nvml().devices()]
-        print([everything.index(gpu.uuid) for gpu in environment.visible_gpus()])
-    """
-    listed = on_two_gpus("from sweep.nvml import Nvml\nfor d in Nvml().devices(): print(d.uuid)").split()
-    visible = f"{listed[1]},{listed[0]}" if order == "by UUID" else order
-    wanted = {"1,0": [1, 0], "by UUID": [1, 0], "1": [1], "7": [], "0,7,1": [0], "": []}[order]
-    assert on_two_gpus(program, visible).strip() == str(wanted)
-
-
-@needs_virtual_gpu
-def test_others_share_of_the_device_is_told_apart(make_spec: MakeSpec, tmp_path: Path) -> None:
-    gpu = {"key": "a100-80gb", "other_processes_bytes": 3 << 30}
-    record = run_cell(make_spec(device={"kind": "virtual", "gpu": gpu}), Store(tmp_path), [])
-    assert record.status is Status.OK, record.reason
-    nvml = record.ranks[0].nvml
-    assert nvml is not None
-    assert nvml.baseline_bytes == nvml.other_processes_bytes == 3 << 30
-    assert nvml.process_bytes == nvml.used_peak_bytes
-    assert nvml.samples > 0
-
-
-@needs_virtual_gpu
-def test_memory_over_time_is_kept_with_the_phases(make_spec: MakeSpec, tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    record = run_cell(make_spec(device=VIRTUAL), store, [])
-    nvml = record.ranks[0].nvml
-    assert nvml is not None
-    assert nvml.trace is None, "a cell's record stays small"
-    (trace,) = store.cell(record.cell_id).read_traces().values()
-    assert trace.seconds[0] == 0
-    assert trace.used_bytes[0] == nvml.baseline_bytes
-    assert max(trace.used_bytes) == nvml.peak_bytes > nvml.baseline_bytes
-    assert len(trace.seconds) == len(trace.used_bytes) > 2
-    assert list(trace.seconds) == sorted(trace.seconds)
-    assert trace.phases[0].phase is Phase.LOAD
-    assert {start.phase for start in trace.phases} <= set(Phase)
-    starts = [start.seconds for start in trace.phases]
-    assert starts == sorted(starts)
-    assert 0 < starts[0] <= starts[-1] <= trace.seconds[-1]
-
-
-def test_a_thinned_trace_keeps_peaks_and_stays_small() -> None:
-    samples = [(float(i), i % 97) for i in range(50_000)]
-    samples[12_345] = (12_345.0, 10**12)
-    phases = [(i / 10, list(Phase)[i % 5]) for i in range(500_000)]
-    trace = trace_of(samples, phases, points=300)
-    assert max(trace.used_bytes) == 10**12
-    assert (trace.seconds[0], trace.seconds[-1]) == (0.0, 49_999.0)
-    assert 100 < len(trace.phases) <= 300
-    # Equal figures in a row are a line: its ends say it all.
-    flat = trace_of([(i / 10, 5 if i < 500 else 8) for i in range(1000)], [], points=1000)
-    assert list(zip(flat.seconds, flat.used_bytes, strict=True)) == [(0.0, 5), (49.9, 5), (50.0, 8), (99.9, 8)]
-    assert trace_of([(0.0, 7)], []).used_bytes == (7,)
-
-
-def test_what_nvml_does_not_show_is_unknown_and_not_zero() -> None:
-    hidden = NvmlMemory(baseline_bytes=1, peak_bytes=5, samples=1, period_seconds=0.02)
-    assert (hidden.process_bytes, hidden.other_processes_bytes) == (None, None)
-    sampler = NvmlSampler(enabled=False)
-    assert (sampler.bind("GPU-1"), sampler.free_bytes()) == (None, None)
-    assert sampler.result is None
 
 
 def test_times_are_added_up_by_iteration() -> None:

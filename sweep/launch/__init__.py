@@ -19,6 +19,7 @@ from sweep.launch.process import Child, start_process, watch
 from sweep.launch.progress import ended_path, read_ended, read_progress
 from sweep.launch.stacks import ask
 from sweep.launch.stall import StallDetector
+from sweep.launch.turns import turn
 from sweep.launch.warm import spawn_warm
 from sweep.record import CellRecord, Failure, RankRecord, Status
 from sweep.spec import CellSpec, DeviceKind, cell_id, from_json, unsupported_reason
@@ -74,7 +75,10 @@ def run_cell(
         directory.begin(spec)
         if explain is not None:
             write_json(directory.path / REQUEST_NAME, explain)
-        verdict = _measure(spec, directory, identifier, _pace.timeout_seconds(store.path, spec))
+        gpus = _real_gpus(spec)
+        with turn(gpus, who=str(store.path.resolve())):
+            started_at, start = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
+            verdict = _measure(spec, directory, identifier, gpus, _pace.timeout_seconds(store.path, spec))
     except KeyboardInterrupt:
         store.save(record_of(Status.INTERRUPTED, "ended by the user"))
         raise
@@ -90,14 +94,21 @@ def run_cell(
     return record
 
 
-def _measure(spec: CellSpec, directory: CellDirectory, identifier: str, timeout_seconds: float) -> Verdict:
+def _real_gpus(spec: CellSpec) -> list[environment.Gpu]:
+    """The devices that this cell needs for itself; none where it runs on no real one, or not at all."""
+    needed = spec.device.kind is DeviceKind.CUDA and unsupported_reason(spec) is None
+    return environment.visible_gpus()[: spec.world_size] if needed else []
+
+
+def _measure(
+    spec: CellSpec, directory: CellDirectory, identifier: str, gpus: list[environment.Gpu], timeout_seconds: float
+) -> Verdict:
     unsupported = unsupported_reason(spec)
     if unsupported is not None:
         return Status.UNSUPPORTED, unsupported, None
-    if spec.device.kind is DeviceKind.CUDA:
-        busy = busy_reason(environment.visible_gpus()[: spec.world_size])
-        if busy is not None:
-            return Status.BUSY_DEVICE, busy, None
+    busy = busy_reason(gpus) if gpus else None
+    if busy is not None:
+        return Status.BUSY_DEVICE, busy, None
     variables = process_environment(spec, identifier)
     kills, stacks = oom_kills(), dict[int, str]()
     ended = watch(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from sweep.nvml import MEMORY_INFO_VERSION, Device, Nvml, NvmlError
+from sweep.nvml import Device, Nvml, NvmlError
 from sweep.record import NvmlMemory, NvmlTrace, Phase, PhaseStart
 
 PERIOD_SECONDS = 0.02
@@ -38,6 +38,9 @@ class NvmlSampler:
                 self._nvml = Nvml()
                 for device in self._nvml.devices():
                     self._baselines[device.uuid] = device.used_bytes()
+                for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","):
+                    if entry.startswith("MIG-"):  # an instance of a GPU is not among the whole ones
+                        self._baselines[entry] = self._nvml.device(entry).used_bytes()
         self._start = time.monotonic()
 
     def bind(self, uuid: str) -> str | None:
@@ -47,7 +50,6 @@ class NvmlSampler:
         for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}"):
             try:
                 device = self._nvml.device(name)
-                # An instance of a GPU is not among the whole ones: its own first figure is its baseline.
                 self._baseline = self._baselines.get(device.uuid, device.used_bytes())
             except NvmlError:
                 continue
@@ -84,7 +86,7 @@ class NvmlSampler:
         if self._device is None:
             return None
         with suppress(NvmlError):
-            return self._device.total_bytes() - self._device.used_bytes()
+            return self._device.free_bytes()
         return None
 
     def __enter__(self) -> "NvmlSampler":
@@ -106,7 +108,7 @@ class NvmlSampler:
             peak_bytes=max([self._baseline, *(used for _, used in self._samples)]),
             samples=len(self._samples),
             period_seconds=self._period_seconds,
-            info_version=MEMORY_INFO_VERSION,
+            info_version=self._device.memory_info_version,
             process_bytes=self._process_bytes,
             trace=trace_of([(0.0, self._baseline), *sorted(self._samples)], self._phases),
         )
