@@ -45,8 +45,8 @@ class MemoryPeak:
     """Highest figures within a phase, in bytes.
 
     On a GPU these are the counters of PyTorch's caching allocator. On the CPU device `allocated_bytes` is the
-    resident memory and `reserved_bytes` the mapped address space, both above what the imported libraries hold, from
-    the kernel's own high-water marks; `active_bytes` does not exist there.
+    resident memory that is not a file's and `reserved_bytes` the mapped address space, both above what there was once
+    the libraries were imported, from the kernel's own high-water marks; `active_bytes` does not exist there.
     """
 
     allocated_bytes: int

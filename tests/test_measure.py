@@ -1,5 +1,9 @@
 """What a rank measures and checks of itself: times, NVML, and whether the configuration is in effect."""
 
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import read_model
+from conftest import REPOSITORY, read_model
 from torch import nn
 
 from sweep import virtual
@@ -296,3 +300,35 @@ def test_peaks_belong_to_their_phase_alone() -> None:
         Phase.FORWARD: 4,
         Phase.BACKWARD: 5,
     }
+
+
+PAGES_OF_A_LIBRARY = """
+    import mmap, sys
+    from pathlib import Path
+    from sweep.measure.memory import CpuCounters
+    file = Path(sys.argv[1])
+    file.write_bytes(bytes(64 << 20))
+    bytes(256 << 20)  # a high point of what is mapped, before anything is counted
+    opened = file.open("rb")
+    library = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    counters = CpuCounters()
+    sum(library[at] for at in range(0, len(library), mmap.PAGESIZE))  # mapped before, resident from now on
+    print(*(figure >> 20 for figure in (counters.read().allocated_bytes, counters.read().reserved_bytes)))
+    held = bytearray(b"x") * (96 << 20)
+    print(*(figure >> 20 for figure in (counters.read().allocated_bytes, counters.read().reserved_bytes)))
+"""
+
+
+def test_resident_and_mapped_memory_are_counted_from_the_same_moment(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PAGES_OF_A_LIBRARY), str(tmp_path / "library")],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = ([int(figure) for figure in line.split()] for line in done.stdout.splitlines())
+    assert max(before) <= 4
+    assert 96 <= after[0] <= 104
+    assert 96 <= after[1] <= 104

@@ -95,7 +95,8 @@ class CudaCounters:
 class CpuCounters:
     """The kernel's high-water marks of this process, above what it held when this object was made.
 
-    Allocated is resident memory (VmHWM, reset at phase edges through /proc/self/clear_refs). Reserved is mapped
+    Allocated is resident memory (VmHWM, reset at phase edges through /proc/self/clear_refs) without pages of files: a
+    library's code becomes resident when it is first run, but was mapped when it was imported. Reserved is mapped
     address space (VmPeak), the figure that the limit of `limit_memory` counts; the kernel never resets it, so that a
     phase's reserved figure is the highest up to and including that phase. See proc(5).
     """
@@ -103,16 +104,22 @@ class CpuCounters:
     def __init__(self) -> None:
         self.reset()
         self._resident = _status_bytes("VmRSS")
+        self._files = _status_bytes("RssFile")
         self._mapped = _status_bytes("VmSize")
+        self._mapped_before = _status_bytes("VmPeak")
 
     def reset(self) -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def read(self) -> MemoryPeak:
+        files = _status_bytes("RssFile") - self._files
+        highest = _status_bytes("VmPeak")
+        if highest == self._mapped_before:  # from before this object was made, and not exceeded since
+            highest = _status_bytes("VmSize")
         return MemoryPeak(
-            allocated_bytes=max(0, _status_bytes("VmHWM") - self._resident),
+            allocated_bytes=max(0, _status_bytes("VmHWM") - self._resident - files),
             active_bytes=None,
-            reserved_bytes=max(0, _status_bytes("VmPeak") - self._mapped),
+            reserved_bytes=max(0, highest - self._mapped),
         )
 
     def limit_memory(self, limit_bytes: int) -> None:
