@@ -47,6 +47,21 @@ def test_a_cell_that_did_not_come_to_its_end_teaches_nothing(make_spec: MakeSpec
     assert pace.timeout_seconds(FOLDER, spec) == FIRST_SECONDS
 
 
+def test_a_sweep_that_goes_on_knows_the_pace_of_what_is_stored(make_spec: MakeSpec, tmp_path: Path) -> None:
+    store, spec = Store(tmp_path), make_spec()
+    store.cell("id").begin(spec)
+    store.save(took(spec, 200))
+    pace = Pace()
+    pace.recall(store)
+    assert pace.timeout_seconds(tmp_path, replace(spec, batch_size=2)) == 2 * 10 * 200
+    store.cell("id").record_path.write_text("garbage")
+    pace.recall(store)
+    assert pace.timeout_seconds(tmp_path, spec) == 10 * 200, "read once"
+    unreadable = Pace()
+    unreadable.recall(store)
+    assert unreadable.timeout_seconds(tmp_path, spec) == FIRST_SECONDS
+
+
 def test_what_is_set_holds(make_spec: MakeSpec, tmp_path: Path) -> None:
     pace, spec = Pace(), make_spec(timeout_seconds=0.5)
     pace.learn(FOLDER, took(spec, 5000))

@@ -72,6 +72,7 @@ def run_cell(
         if known is not None and known.status.final:
             _pace.learn(store.path, known)
             return known
+        _pace.recall(store)
         directory.begin(spec)
         if explain is not None:
             write_json(directory.path / REQUEST_NAME, explain)

@@ -4,10 +4,12 @@ Only a backstop, hence generous: a rank that fails and a cell that stops moving 
 """
 
 import math
+from contextlib import suppress
 from pathlib import Path
 
 from sweep.record import CellRecord, Status
 from sweep.spec import CellSpec
+from sweep.store import Store, StoreError
 
 FIRST_SECONDS = 900.0
 """At least, as long as no cell of the series has come to its end."""
@@ -16,10 +18,19 @@ TIMES_THE_LONGEST = 10
 
 
 class Pace:
-    """Learns within one process, for each results folder apart."""
+    """Learns from each results folder apart."""
 
     def __init__(self) -> None:
         self._longest: dict[Path, dict[str, tuple[int, float]]] = {}
+
+    def recall(self, store: Store) -> None:
+        """Take into account what earlier sweeps have stored; the folder is read once in a process."""
+        if store.path in self._longest:
+            return
+        self._longest[store.path] = {}
+        with suppress(OSError, StoreError):
+            for record in store.records():
+                self.learn(store.path, record)
 
     def learn(self, folder: Path, record: CellRecord) -> None:
         """Take a cell into account that ran to its end; others say nothing about how long one takes."""
