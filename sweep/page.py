@@ -27,7 +27,7 @@ def page(name: str, records: Sequence[CellRecord]) -> str:
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    cells = [_cell(one, size, record, varying) for one in series for size, record in one.records.items()]
+    every = [(one, size, record) for one in series for size, record in one.records.items()]
     return templates.get_template(
         "page.html"
     ).render(
@@ -48,8 +48,8 @@ def page(name: str, records: Sequence[CellRecord]) -> str:
         failures=failures(series),
         meaning=meaning(series),
         environment=environment(records),
-        cells=cells[:MOST_CELLS],
-        more_cells=max(0, len(cells) - MOST_CELLS),
+        cells=[_cell(*one, varying) for one in every[:MOST_CELLS]],
+        more_cells=max(0, len(every) - MOST_CELLS),
     )
 
 
