@@ -12,7 +12,7 @@ from sweep.spec import CellSpec, DeviceKind, EngineName, GpuSpec, Precision, Spe
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 LARGEST_GPU_BYTES = 2**40
-NOT_OF_THE_CELL = ("gpu", "device", "sweep", "search", "budget", "force", "dry_run", "questions", "steps")
+NOT_OF_THE_CELL = ("gpu", "device", "sweep", "search", "budget", "force", "dry_run", "questions", "by_device", "steps")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

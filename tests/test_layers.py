@@ -28,6 +28,7 @@ BELOW = {
     "summary": {"spec", "record", "analysis"},
     "page": {"record", "analysis", "plots", "summary"},
     "report": {"store", "page", "summary"},
+    "studies": {"spec", "record", "store", "analysis", "plots", "importing"},
     "recommend": {"spec", "record", "store", "analysis", "emit"},
     "emit": {"spec"},
     "explain": {

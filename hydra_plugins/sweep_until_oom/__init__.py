@@ -30,6 +30,7 @@ from sweep.record import CellRecord, Status
 from sweep.screen import Screen
 from sweep.spec import DeviceKind, SpecError, from_json
 from sweep.store import PLOTS, RESULTS, Store, StoreError
+from sweep.studies import QUESTIONS
 from sweep.usage import fail, values_of
 from sweep.walks import Budget, Spent, Walk, guess_from_similar, parts_meant, recall
 
@@ -103,6 +104,8 @@ class UntilOom(Sweeper):
         if settings.pop("prior") not in ("none", "virtual"):
             raise SpecError("search.prior", self._config.search.prior, "choose none or virtual")
         search = from_json(Search, settings, "search.")
+        if (questions := self._config.questions) not in (None, *QUESTIONS):
+            raise SpecError("questions", questions, f"choose one of {', '.join(QUESTIONS)}, or null")
         walks: dict[tuple[str, str], Walk] = {}
         for part in parts_meant(self._parts, arguments):
             grid = [f"{key}={value}" for key, value in {**self._params, **part}.items()]
@@ -205,8 +208,9 @@ class UntilOom(Sweeper):
 
     def _conclude(self, walks: list[Walk], stores: Mapping[str, Store], screen: Screen) -> list[CellRecord]:
         """Charts and the table of this sweep's series; gives the records they stand on."""
-        from sweep import plots, report
+        from sweep import plots, report, studies
 
+        questions = self._config.questions
         wanted = {walk.job.spec.series_id for walk in walks}
         all_records: list[CellRecord] = []
         for store in stores.values():
@@ -217,8 +221,12 @@ class UntilOom(Sweeper):
             all_records += records
             report.print_summary(screen.console, records)
             drawn = plots.draw(store, PLOTS / store.name)
+            if questions:
+                drawn += studies.draw(questions, records, PLOTS / store.name)
             screen.say(f"Records in {store.path}/, {store.table_path.name} among them")
             screen.say(f"Charts in {PLOTS / store.name}/ ({len(drawn)} files)")
+        if questions:
+            studies.show(screen.console, studies.answers(questions, all_records))
         return all_records
 
 
