@@ -1,6 +1,6 @@
 """What the memory was at the moment of the peak: `Explanation`, written by a rank as `explain<rank>.json`.
 
-The bytes of all categories up to `LIBRARY_WORKSPACES` and `UNATTRIBUTED` add up to `allocated_bytes` of the peak, the
+The bytes of all categories but the last two add up to `allocated_bytes` of the peak, the
 allocator's own figure. Sizes are blocks of the allocator, so that a tensor of 4 bytes counts as 512. Bytes throughout.
 """
 
@@ -34,12 +34,14 @@ class ExplanationFailure:
 
 
 class Category(str, Enum):
-    """What memory is for; this is the order in which tables and charts show it."""
+    """What memory is for; this is the order in which tables and charts show it: what stays comes first."""
 
     PARAMETERS = "parameters"
     """As they are kept between iterations, a shard where they are sharded; buffers are with them."""
     MASTER_WEIGHTS = "master weights"
     OPTIMIZER_STATES = "optimizer states"
+    WORKSPACES = "library workspaces"
+    COMMUNICATION = "communication buffers"
     GRADIENTS = "gradients"
     UNSHARDED_GRADIENTS = "unsharded gradients"
     """Of the whole model, on an engine that shards them once it has reduced them."""
@@ -48,12 +50,10 @@ class Category(str, Enum):
     """Parameters cast to half precision by autocast, which keeps them until its context ends."""
     ACTIVATIONS = "activations"
     """Made in a forward pass and kept for the backward pass; recomputed ones as well."""
+    KV_CACHE = "KV cache"
     LOGITS = "logits and loss"
     """As wide as the vocabulary, forward and backward."""
-    KV_CACHE = "KV cache"
-    COMMUNICATION = "communication buffers"
     TEMPORARIES = "temporaries"
-    WORKSPACES = "library workspaces"
     UNATTRIBUTED = "unattributed"
     SLACK = "allocator slack"
     """Reserved from the device and not allocated."""

@@ -19,7 +19,6 @@ from sweep.explain import charts, growth, text
 from sweep.explain.cells import Explained, ExplainError, explained, subjects
 from sweep.explain.findings import apply_rules
 from sweep.explain.savings import verify
-from sweep.screen import title
 from sweep.spec import DeviceKind, SpecError
 from sweep.store import PLOTS, StoreError
 
@@ -86,6 +85,5 @@ def _draw(cells: Sequence[Explained], out: Path) -> list[Path]:
         ordered = sorted(several, key=lambda one: one.spec.batch_size)
         figures[f"{first}-batch-sizes"] = lambda: charts.growth_figure(ordered)
     elif len(cells) == 2:
-        names = (title(several[0].spec), title(several[1].spec))
-        figures[f"{first}-{last}"] = lambda: charts.comparison_figure(several[0], several[1], names)
+        figures[f"{first}-{last}"] = lambda: charts.comparison_figure(several[0], several[1])
     return charts.save(figures, out)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sweep.analysis import GIB, VIRTUAL_SENTENCE, size_text
-from sweep.explain.differences import by_category, moment, sentence
+from sweep.explain.differences import by_category, moment, names, sentence
 from sweep.explain.growth import growth
 from sweep.explanation import Category, Explanation
 from sweep.plots.style import BLACK, CREATOR, GREY, STYLE
@@ -85,10 +85,11 @@ def _phases(axes: Axes, one: Explanation) -> None:
         axes.axvspan(start.index, end, color=PHASE_SHADES.get(start.phase, "#ffffff"), zorder=-1, linewidth=0)
         axes.axvline(start.index, color=GREY, linewidth=0.6, linestyle=":")
         share = (end - start.index) / one.timeline.events
-        if share > 0.05:
-            name = start.phase.value if share > 0.09 else start.phase.value[:3] + "."
+        if share > 0.012:
+            name = start.phase.value if share > 0.09 or share < 0.05 else start.phase.value[:3] + "."
             number = f" {start.micro_batch + 1}" if one.spec.accumulation > 1 else ""
             style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 8.5, "color": GREY}
+            style["rotation"] = 0 if share > 0.05 else 90
             axes.text((start.index + end) / 2, 0.985, name + number, transform=axes.get_xaxis_transform(), **style)
 
 
@@ -116,12 +117,12 @@ def growth_figure(series: Sequence[Explanation]) -> Figure:
     return _framed(figure, series, "what grows with the batch size, at the peak", keys, columns=2)
 
 
-def comparison_figure(before: Explanation, after: Explanation, names: tuple[str, str]) -> Figure:
+def comparison_figure(before: Explanation, after: Explanation) -> Figure:
     """Two stacks, and the difference of each category beside them."""
     figure = Figure(figsize=(9, 5.4))
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     _stacks(left, [before, after], [0, 1])
-    left.set_xticks([0, 1], [textwrap.fill(name, 18) for name in names])
+    left.set_xticks([0, 1], [textwrap.fill(name, 20) for name in names(before, after)])
     differences = {category: size for category, size in by_category(before, after).items() if size}
     least = SEEN * max(before.allocated_bytes, after.allocated_bytes)
     shown = [category for category in Category if abs(differences.get(category, 0)) > least]
@@ -129,6 +130,8 @@ def comparison_figure(before: Explanation, after: Explanation, names: tuple[str,
     sizes = [differences[category] / GIB for category in shown]
     right.barh(rows, sizes, color=[COLOURS[category] for category in shown], height=0.65)
     right.set_yticks(rows, [category.value for category in shown])
+    right.set_axisbelow(True)
+    right.set_ylim(-0.5 - max(0, 5 - len(shown)) / 2, len(shown) - 0.5 + max(0, 5 - len(shown)) / 2)
     right.axvline(0, color=BLACK, linewidth=0.8)
     right.grid(axis="y", visible=False)
     right.grid(axis="x", visible=True)
@@ -153,6 +156,7 @@ def _stacks(axes: Axes, cells: Sequence[Explanation], positions: Sequence[int]) 
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     for position, total in zip(positions, bottoms, strict=True):
         axes.annotate(f"{total:.2f}", (position, total), (0, 3), textcoords="offset points", ha="center", fontsize=9)
+    axes.set_axisbelow(True)
     axes.set_ylim(0, 1.1 * max(bottoms))
     axes.set_xlim(positions[0] - 0.6, positions[-1] + 0.6)
     axes.set_ylabel("allocated memory at the peak (GiB)")
@@ -182,7 +186,7 @@ def _framed(
         parts.append(f"{'with' if spec.gradient_checkpointing else 'without'} gradient checkpointing")
     if len({one.spec.accumulation for one in cells}) == 1 and spec.accumulation > 1:
         parts.append(f"accumulation {spec.accumulation}")
-    title = [textwrap.fill(text, 100) for text in (", ".join(parts), second)]
+    title = [textwrap.fill(text, 108) for text in (", ".join(parts), second)]
     figure.suptitle("\n".join(title), x=0.01, ha="left")
     virtual = any(one.spec.device.kind is DeviceKind.VIRTUAL for one in cells)
     note = VIRTUAL_SENTENCE if virtual else None

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 from sweep.analysis import size_text
 from sweep.explanation import Category, Explanation
+from sweep.screen import title
 from sweep.spec import to_json
 
 NAMED = 0.1
 """Part of the difference from which a category is named."""
+FEW = 3
+"""Fields that make a name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,12 +97,23 @@ def signed(size: int) -> str:
 
 def differing_fields(before: Explanation, after: Explanation) -> list[str]:
     """`accumulation 1 -> 2`, for every field of the spec."""
+    return [f"{name} {first} -> {second}" for name, first, second in _differing(before, after)]
+
+
+def names(before: Explanation, after: Explanation) -> tuple[str, str]:
+    """What to call each of the two: what only it is, or what it is where they differ in much."""
+    found = _differing(before, after)
+    if not 0 < len(found) <= FEW:
+        return title(before.spec), title(after.spec)
+    first = ", ".join(f"{name.rpartition('.')[2].replace('_', ' ')} {value}" for name, value, _ in found)
+    second = ", ".join(f"{name.rpartition('.')[2].replace('_', ' ')} {value}" for name, _, value in found)
+    return first, second
+
+
+def _differing(before: Explanation, after: Explanation) -> list[tuple[str, object, object]]:
     first, second = _flat(to_json(before.spec)), _flat(to_json(after.spec))
-    return [
-        f"{name} {first.get(name)} -> {second.get(name)}"
-        for name in first | second
-        if first.get(name) != second.get(name)
-    ]
+    every = first | second
+    return [(name, first.get(name), second.get(name)) for name in every if first.get(name) != second.get(name)]
 
 
 def _flat(content: object, path: str = "") -> dict[str, object]:

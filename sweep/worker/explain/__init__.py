@@ -34,7 +34,7 @@ from sweep.store import write_json
 from sweep.worker.engines import Engine
 from sweep.worker.explain.attribute import Attribution, Attributor, places
 from sweep.worker.explain.facts import facts_of
-from sweep.worker.explain.owners import Owner, find_owners
+from sweep.worker.explain.owners import Owner, bucket_sizes, find_owners
 from sweep.worker.explain.recorder import Recorder
 from sweep.worker.explain.replay import History, Life, play
 
@@ -111,7 +111,7 @@ def _explain(
     free, total = torch.cuda.mem_get_info(device)
     context = total - free - torch.cuda.memory_reserved(device)
     history = play(recording.segments, recording.trace)
-    attributor = Attributor(history, owners, recorder, recording.workspaces)
+    attributor = Attributor(history, owners, recorder, recording.workspaces, bucket_sizes())
     found = [(life, attributor.attribute(life)) for life in history.lives]
     peak = history.peak_time
     at_peak = [(life, one) for life, one in found if life.lives_at(peak)]

@@ -10,8 +10,8 @@ from typing import Any
 from sweep.explanation import Category, Place
 from sweep.record import Phase
 from sweep.worker.explain.owners import Owner
-from sweep.worker.explain.recorder import RELEASED, SCOPE_END, Recorder, Step
-from sweep.worker.explain.replay import History, Life
+from sweep.worker.explain.recorder import RELEASED, SCOPE_END, SHAPE_ONLY, Recorder, Step
+from sweep.worker.explain.replay import SMALL, History, Life
 
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "addmv", "mv")
 # Python code of the engines that allocates, by the end of the file's name and the function.
@@ -50,8 +50,9 @@ class Attributor:
         owners: Mapping[int, Owner],
         recorder: Recorder,
         workspaces: set[int],
+        buckets: Sequence[int] = (),
     ) -> None:
-        self._owners, self._workspaces = owners, workspaces
+        self._owners, self._workspaces, self._buckets = owners, workspaces, buckets
         self._labels, self._steps, self._is_logits = recorder.labels, recorder.steps, recorder.is_wide
         self.phases: list[tuple[int, Phase, int]] = []
         self._scope_ends: dict[int, int] = {}
@@ -85,6 +86,8 @@ class Attributor:
                 return Attribution(noted.category, noted.name, "", "", noted.shape, noted.dtype)
             if life.address in self._workspaces:
                 return Attribution(Category.WORKSPACES, "", "cuBLAS", "", None, None)
+            if owner is None and any(size <= life.size <= size + SMALL for size in self._buckets):
+                return Attribution(Category.COMMUNICATION, "bucket of DistributedDataParallel", "", "", None, None)
             if owner is not None:
                 return Attribution(owner.category, owner.name, "", "", owner.shape, owner.dtype)
             return Attribution(Category.UNATTRIBUTED, "", "", "", None, None)
@@ -95,17 +98,22 @@ class Attributor:
             shape, dtype = shape or noted.shape, dtype or noted.dtype
         elif step is not None and step.weight:
             module = step.weight
-        made_by = "" if step is None else f"{step.name} in {step.node}" if step.node else step.name
+        made_by = "" if step is None else step.name or step.node
         released = category is Category.GATHERED_PARAMETERS and any(map(life.lives_at, self._releases[life.address]))
         return Attribution(category, module, made_by, source(life.frames), shape, dtype, released)
 
     def _tensor(self, life: Life, step: Step | None) -> tuple[tuple[int, ...], str] | None:
         """Shape and dtype of what the operator put there."""
         outputs = step.outputs if step else ()
-        return next(((shape, dtype) for where, shape, dtype in outputs if where == life.address), None)
+        made = next(((shape, dtype) for where, shape, dtype in outputs if where == life.address), None)
+        seen = next((one for one in self._labels_of(life) if one.category is SHAPE_ONLY), None)
+        return made if made is not None or seen is None else (seen.shape, seen.dtype)
+
+    def _labels_of(self, life: Life) -> list[Owner]:
+        return [self._labels[int(text)] for _, text in life.notes]
 
     def _noted(self, life: Life) -> Owner | None:
-        found = [self._labels[int(text)] for _, text in life.notes]
+        found = [one for one in self._labels_of(life) if one.category is not SHAPE_ONLY]
         better = [one for one in found if one.category is not Category.COMMUNICATION]
         return next(iter(better or found), None)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from sweep.explanation import Category
 
@@ -91,6 +92,14 @@ def find_owners(model: nn.Module, optimizer: torch.optim.Optimizer, roots: Itera
         if type(one) in (torch.Tensor, nn.Parameter):
             claim(Category.UNATTRIBUTED, "held in Python", one)
     return found
+
+
+def bucket_sizes() -> tuple[int, ...]:
+    """In bytes, of the buckets of DistributedDataParallel, which nothing in Python holds."""
+    models = [one for one in gc.get_objects() if type(one) is DistributedDataParallel]
+    data: list[Any] = [model._get_ddp_logging_data() for model in models]  # type: ignore[no-untyped-call]
+    texts = [one.get("rebuilt_bucket_sizes") or one.get("bucket_sizes") or "" for one in data]
+    return tuple(int(size) for text in texts for size in str(text).split(",") if size.strip())
 
 
 def _hinted(path: str) -> Category:

@@ -1,19 +1,21 @@
 """Watches one iteration: which operator, in which module, made which block.
 
-A dispatch mode sees every operator, also those of a backward pass, and numbers it. The number goes into the metadata of
-PyTorch's memory history, so that each allocation names its operator; what is known of a tensor is attached to its
-block as an annotation. Nothing here holds a tensor or allocates device memory.
+A dispatch mode sees every operator and numbers it. The number goes into the metadata of PyTorch's memory history, so
+that each allocation names its operator; what is known of a tensor is attached to its block as an annotation. In a
+backward pass hooks of the graph's nodes do that: under a dispatch mode autograd would add gradients out of place
+(`can_accumulate_inplace`, input_buffer.cpp) and hold more than it does. Nothing here holds a tensor or allocates.
 """
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from sweep.explanation import Category
 from sweep.record import Phase
@@ -23,16 +25,19 @@ from sweep.worker.explain.replay import MARK
 bindings: Any = torch._C
 SCOPE_END = "scope"
 RELEASED = "released"
+SHAPE_ONLY = Category.TEMPORARIES
+"""Of labels that say what a gradient looks like, and not what it is for."""
 
 
 @dataclass(slots=True)
 class Step:
-    """One operator."""
+    """One operator, or one node of a backward pass."""
 
     name: str
+    """Empty for a node of a backward pass, which may be several operators."""
     module: str
     node: str
-    """The autograd node in a backward pass; empty elsewhere."""
+    """The autograd node; empty elsewhere."""
     scope: int
     """The number of the recomputation that it is part of; 0 for none."""
     weight: str
@@ -98,32 +103,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps.append(step)
         bindings._cuda_setMemoryMetadata(str(len(self.steps) - 1))
         out = func(*args, **(kwargs or {}))
-        bindings._cuda_setMemoryMetadata("")
-        for tensor in _tensors(out):
-            if where := address(tensor):
-                step.outputs.append((where, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+        bindings._cuda_setMemoryMetadata(getattr(self._local, "node", ""))
+        _note_outputs(step, out)
         if self._phase is Phase.FORWARD and torch.is_grad_enabled():
             # Autograd made this operator's node right before; a node has the number that was the next one then.
             self._modules_of_nodes[bindings._autograd._get_sequence_nr() - 1] = step.module
         return out
 
     def _begin(self, func: Any, args: Any) -> Step:
-        module, node, scope = self.module, bindings._current_autograd_node(), 0
-        if self._phase is Phase.BACKWARD and self._stack:
-            scope = self._scopes
-        elif node is not None:
-            module = self._modules_of_nodes.get(node._sequence_nr(), module)
+        scope = self._scopes if self._phase is Phase.BACKWARD and self._stack else 0
         namespace, _, name = str(func).partition(".")
         weight = ""
-        if name.startswith("_to_copy") and node is None:
+        if name.startswith("_to_copy"):
             weight = self._weights.get(address(args[0]), "")
         if namespace.endswith(("c10d", "c10d_functional")):
             for tensor in _tensors(args):
                 self.label(Category.COMMUNICATION, str(func).removesuffix(".default"), tensor)
         return Step(
             name=f"{namespace}.{name}".removesuffix(".default").removeprefix("aten."),
-            module=module,
-            node="" if node is None or scope else node.name().rpartition(":")[2],
+            module=self.module,
+            node="",
             scope=scope,
             weight=weight,
             outputs=[],
@@ -143,17 +142,54 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         handles.append(self._model.register_forward_hook(self._note_cache))
         for name, parameter in hooked_parameters(self._model):
             handles += self._watch_gradient(name, parameter)
+        backward = torch.autograd.backward
         try:
+            torch.autograd.backward = self._watched_backward(backward)
             with self:
                 yield
         finally:
+            torch.autograd.backward = backward
             for handle in handles:
                 handle.remove()
             bindings._cuda_setMemoryMetadata("")
 
+    def _watched_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        """A backward pass without the mode, every node of its graph watched."""
+
+        @functools.wraps(backward)
+        def watch_nodes(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            for node in _graph(_tensors(tensors)):
+                self._watch_node(node)
+            with _disable_current_modes():
+                backward(tensors, *args, **kwargs)
+            self._local.node = ""
+            bindings._cuda_setMemoryMetadata("")
+
+        return watch_nodes
+
+    def _watch_node(self, node: Any) -> None:
+        variable = getattr(node, "variable", None)
+        module = self._modules_of_nodes.get(node._sequence_nr(), "") if variable is None else ""
+        step = Step(
+            name="", module=module, node=node.name().rpartition(":")[2], scope=0, weight="", outputs=[], wide=False
+        )
+        number = str(len(self.steps))
+        self.steps.append(step)
+
+        def begins(gradients: Any) -> None:
+            arriving = list(_tensors(gradients))
+            step.wide = any(self.is_wide(tuple(tensor.shape)) for tensor in arriving)
+            for tensor in arriving:
+                self.label(SHAPE_ONLY, "", tensor)
+            self._local.node = number
+            bindings._cuda_setMemoryMetadata(number)
+
+        node.register_prehook(begins)
+
     def _push(self, module: nn.Module, _: object) -> None:
         if self._phase is Phase.BACKWARD and not self._stack:
-            self._scopes += 1
+            self._scopes += 1  # a recomputation: its operators are seen, those of autograd around it are not
+            self.__enter__()  # type: ignore[no-untyped-call]
         self._stack.append(module)
 
     def _pop(self, module: nn.Module, *_: object) -> None:
@@ -167,6 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if before and parameter is not None and address(parameter) != before:
                 self._mark(f"{RELEASED} {before}")
         if self._phase is Phase.BACKWARD and not stack:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._mark(f"{SCOPE_END} {self._scopes}")
 
     def _note_gathered(self, module: nn.Module, _: object) -> None:
@@ -242,6 +279,24 @@ def _is_wrapper(kind: Any) -> bool:
     return kind not in (torch.Tensor, nn.Parameter) and (
         getattr(kind, "__torch_dispatch__", None) is not bindings._disabled_torch_dispatch_impl
     )
+
+
+def _graph(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    """Every node that a backward pass from here goes through."""
+    found: dict[Any, None] = {}
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found[node] = None
+            waiting += [following for following, _ in node.next_functions]
+    return list(found)
+
+
+def _note_outputs(step: Step, out: Any) -> None:
+    for tensor in _tensors(out):
+        if where := address(tensor):
+            step.outputs.append((where, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
