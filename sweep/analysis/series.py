@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -205,22 +205,23 @@ def series_of(records: Iterable[CellRecord]) -> list[Series]:
     return [one for axis, cells in _along_one_axis(by_spec.values()) for one in _by_device(cells, axis)]
 
 
-def _along_one_axis(by_spec: Iterable[list[CellRecord]]) -> Iterable[tuple[SizeAxis, list[CellRecord]]]:
+def _along_one_axis(by_spec: Collection[list[CellRecord]]) -> Iterable[tuple[SizeAxis, list[CellRecord]]]:
     """What grows in each series, as it was searched. A cell may be part of two: of a batch size, and of a length."""
-    kin: dict[str, list[list[CellRecord]]] = {}
+    lengths: dict[str, list[CellRecord]] = {}
+    kin = dict.fromkeys(
+        record.spec.series_along(SizeAxis.SEQ_LEN)
+        for cells in by_spec
+        for record in cells
+        if record.searched is SizeAxis.SEQ_LEN
+    )
     for cells in by_spec:
-        kin.setdefault(cells[0].spec.series_along(*SizeAxis), []).append(cells)
-    for family in kin.values():
-        cells = [record for each in family for record in each]
-        lengths = dict.fromkeys(r.spec.batch_size for r in cells if r.searched is SizeAxis.SEQ_LEN)
-        yield from ((SizeAxis.BATCH_SIZE, each) for each in family if not _searched(each, SizeAxis.SEQ_LEN))
-        for size in lengths:
-            yield SizeAxis.SEQ_LEN, [record for record in cells if record.spec.batch_size == size]
-
-
-def _searched(records: Sequence[CellRecord], axis: SizeAxis) -> bool:
-    """Whether all of them were measured in a search along this axis."""
-    return all(record.searched is axis for record in records)
+        if kin:
+            for record in cells:
+                if (along := record.spec.series_along(SizeAxis.SEQ_LEN)) in kin:
+                    lengths.setdefault(along, []).append(record)
+        if not all(record.searched is SizeAxis.SEQ_LEN for record in cells):
+            yield SizeAxis.BATCH_SIZE, cells
+    yield from ((SizeAxis.SEQ_LEN, cells) for cells in lengths.values())
 
 
 def _by_device(records: Sequence[CellRecord], axis: SizeAxis) -> list[Series]:
