@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from sweep.spec import SCHEMA_VERSION, CellSpec, SizeAxis
+from sweep.spec import SCHEMA_VERSION, CellSpec
 
 
 class Status(str, Enum):
@@ -197,6 +197,8 @@ class RankRecord:
     allocator_settings: Mapping[str, Any] | None = None
     """The allocator's configuration as read back from it; None on the CPU device."""
     failure: Failure | None = None
+    work: Mapping[str, float] | None = None
+    """What an iteration asks of the virtual device: sums such as `matmul.half.flops`; empty where counting failed."""
     oom: bool = False
     host_oom: bool = False
     """The host, and not the device, had no room: pinned memory for instance."""
@@ -238,6 +240,27 @@ class RankRecord:
         return self.nvml.used_peak_bytes if self.nvml else None
 
 
+class TimingKind(str, Enum):
+    """Where a cell's seconds come from."""
+
+    MEASURED = "measured"
+    ESTIMATED = "estimated"
+    NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeEstimate:
+    """Seconds that were computed and not measured: see `sweep.estimate`."""
+
+    seconds_per_iteration: float
+    uncertainty: float
+    """Relative: 0.25 says that the truth is expected within 25% to either side."""
+    model: str
+    """The model's name and version, and what its factors were fitted to, if they were."""
+    busy_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By the kind of work: it overlaps, so that the sum may exceed the iteration."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellRecord:
     cell_id: str
@@ -257,10 +280,16 @@ class CellRecord:
     duration_seconds: float
     """Wall time of the whole cell, process start included: what the cell cost, not what training costs."""
     schema_version: int = SCHEMA_VERSION
-    searched: SizeAxis = SizeAxis.BATCH_SIZE
-    """What the sweep that measured it was looking for the largest of."""
     imported_from: str | None = None
     """Who published these figures; None for what was run here."""
+    estimate: TimeEstimate | None = None
+    """Beside the measurement, never in its place."""
+
+    @property
+    def timing_kind(self) -> TimingKind:
+        if self.time_is_measured:
+            return TimingKind.MEASURED
+        return TimingKind.NONE if self.estimate is None else TimingKind.ESTIMATED
 
     @property
     def time_is_measured(self) -> bool:

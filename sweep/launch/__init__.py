@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 
 from sweep import environment
+from sweep.estimate.cell import estimate_of
 from sweep.explanation import REQUEST_NAME, Request
 from sweep.launch.classify import Clues, Verdict, classify
 from sweep.launch.clean_slate import baseline_bytes, busy_reason
@@ -22,7 +23,7 @@ from sweep.launch.stall import StallDetector
 from sweep.launch.turns import turn
 from sweep.launch.warm import spawn_warm
 from sweep.record import CellRecord, Failure, RankRecord, Status
-from sweep.spec import CellSpec, DeviceKind, SizeAxis, cell_id, from_json, unsupported_reason
+from sweep.spec import CellSpec, DeviceKind, cell_id, from_json, unsupported_reason
 from sweep.store import CellDirectory, Store, StoreError, write_json
 
 _pace = Pace()
@@ -35,7 +36,6 @@ def run_cell(
     *,
     force: bool = False,
     explain: Request | None = None,
-    searched: SizeAxis = SizeAxis.BATCH_SIZE,
 ) -> CellRecord:
     """The stored record of this cell, or a new one: measured now and saved. `force` measures again.
 
@@ -61,7 +61,7 @@ def run_cell(
             failure=failure,
             started_at=started_at,
             duration_seconds=time.monotonic() - start,
-            searched=searched,
+            estimate=estimate_of(spec, directory.path) if status is Status.OK else None,
         )
 
     def unusable(error: Exception) -> Verdict:

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from sweep.measure.nvml import NvmlSampler
 from sweep.measure.timing import CpuTimer, CudaTimer, IterationTimer, NoTimer, Part, Times
 from sweep.record import Failure, InEffect, Phase, RankRecord
 from sweep.spec import CellSpec, DeviceKind, EngineName, Precision
+from sweep.worker.counting import count_work, is_countable
 from sweep.worker.engines import Engine, make_engine
 from sweep.worker.explain import explain_if_asked
 from sweep.worker.failure import Cause, RefusedRequest, cause_of, describe_failure, free_memory
@@ -149,10 +150,12 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> tup
         oom=cause is Cause.DEVICE_MEMORY,
         host_oom=cause is Cause.HOST_MEMORY,
     )
-    records = (record, *further_records(progress.memory.others))
+    others = tuple(further_records(progress.memory.others))
     if progress.engine is not None and progress.again is not None and failure is None:
         explain_if_asked(spec, record, progress.engine, device, progress.again, directory)
-    return records
+        if is_countable(spec):
+            record = replace(record, work=count_work(progress.again, device, directory))
+    return (record, *others)
 
 
 def further_devices(spec: CellSpec) -> list[PhaseMemory]:

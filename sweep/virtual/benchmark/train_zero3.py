@@ -6,6 +6,7 @@ A plain script for the software of its time; it knows nothing of virtual GPUs. P
 
 import argparse
 import json
+from collections.abc import Callable
 
 import deepspeed
 import torch
@@ -37,14 +38,17 @@ CONFIGS = {
 }
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=CONFIGS, required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--steps", type=int, required=True)
-    options = parser.parse_args()
+    return parser
 
+
+def build(options: argparse.Namespace) -> Callable[[], None]:
+    """Everything that comes before the loop; gives what one step of it does."""
     torch.cuda.set_device(0)
     deepspeed.init_distributed(dist_backend="nccl")
     torch.set_default_dtype(torch.float16)
@@ -70,11 +74,21 @@ def main() -> None:
     )
     tokens = torch.randint(0, 32000, (options.batch_size, SEQUENCE_LENGTH), device="cuda")
     mask = torch.ones_like(tokens)
+
+    def step() -> None:
+        engine.backward(engine(input_ids=tokens, attention_mask=mask, labels=tokens).loss)
+        engine.step()
+
+    return step
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    step = build(options)
     status = "ok"
     try:
         for _ in range(options.steps):
-            engine.backward(engine(input_ids=tokens, attention_mask=mask, labels=tokens).loss)
-            engine.step()
+            step()
     except torch.cuda.OutOfMemoryError:
         status = "oom"
     stats = torch.cuda.memory_stats()
@@ -82,4 +96,5 @@ def main() -> None:
     print(json.dumps({"status": status, **{name: stats[name] for name in names}}))
 
 
-main()
+if __name__ == "__main__":
+    main()

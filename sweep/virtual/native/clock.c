@@ -8,6 +8,7 @@
  *               the datasheet's rates say, and a host that is too far ahead waits for room in the launch queue. That
  *               last rule decides most. It is counted, not measured: the same run gives the same answers. */
 #include "clock.h"
+#include "trace.h"
 #include "vgpu.h"
 
 #include <pthread.h>
@@ -56,6 +57,7 @@ void clock_run(void *stream, uint64_t nanoseconds) {
 }
 
 void clock_record(void *stream, clock_event *event) {
+  trace_order(TRACE_RECORD, stream, event);
   if (lag() == LAG_NONE) return;
   clock_stream *queue = clock_stream_of(stream);
   pthread_mutex_lock(&lock);
@@ -70,6 +72,7 @@ void clock_record(void *stream, clock_event *event) {
 }
 
 void clock_wait_event(void *stream, const clock_event *event) {
+  trace_order(TRACE_WAIT, stream, event);
   if (lag() != LAG_SIMULATED) return;
   clock_stream *queue = clock_stream_of(stream);
   pthread_mutex_lock(&lock);
@@ -98,12 +101,18 @@ bool clock_has_happened(const clock_event *event) {
   return happened;
 }
 
-void clock_host_waits(const clock_event *event) {
+/* Without the trace: what the other ways of waiting come down to. */
+static void host_waits(const clock_event *event) {
   if (lag() == LAG_NONE) return;
   pthread_mutex_lock(&lock);
   if (lag() == LAG_SIMULATED) host_now = later(host_now, event->at);
   else finished = later(finished, event->at);
   pthread_mutex_unlock(&lock);
+}
+
+void clock_host_waits(const clock_event *event) {
+  trace_order(TRACE_HOST_EVENT, NULL, event);
+  host_waits(event);
 }
 
 bool clock_is_idle(void *stream) {
@@ -117,19 +126,21 @@ bool clock_is_idle(void *stream) {
 
 void clock_host_waits_for_stream(void *stream) {
   clock_event all = {0};
+  trace_order(TRACE_HOST_STREAM, stream, NULL);
   if (lag() == LAG_NONE) return;
   pthread_mutex_lock(&lock);
   all.at = lag() == LAG_SIMULATED ? clock_stream_of(stream)->free_at : host_now;
   pthread_mutex_unlock(&lock);
-  clock_host_waits(&all);
+  host_waits(&all);
 }
 
 void clock_host_waits_for_all(void) {
   clock_event all = {0};
+  trace_order(TRACE_HOST_ALL, NULL, NULL);
   pthread_mutex_lock(&lock);
   all.at = lag() == LAG_SIMULATED ? last_finish : host_now;
   pthread_mutex_unlock(&lock);
-  clock_host_waits(&all);
+  host_waits(&all);
 }
 
 /* Real kernels reach a part of the datasheet's rates. */

@@ -1,6 +1,7 @@
 /* Copies and fills. Host memory is real; device memory has only the values of values.c. */
 #define _GNU_SOURCE
 #include "clock.h"
+#include "trace.h"
 #include "vgpu.h"
 
 #include <string.h>
@@ -61,7 +62,9 @@ EXPORT int cudaMemcpy(void *to, const void *from, size_t size, int kind UNUSED) 
 
 EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind UNUSED, void *stream) {
   device_enter();
-  clock_run(stream, clock_of_copy(size, !memory_on_device(to) || !memory_on_device(from)));
+  bool over_pcie = !memory_on_device(to) || !memory_on_device(from);
+  trace_work(TRACE_COPY, over_pcie ? TRACE_OVER_PCIE : TRACE_WITHIN_DEVICE, stream, (double)size, 1);
+  clock_run(stream, clock_of_copy(size, over_pcie));
   copy_bytes(to, from, size);
   return VGPU_SUCCESS;
 }
@@ -105,6 +108,7 @@ EXPORT int cudaMemset(void *to, int value, size_t size) {
 }
 
 EXPORT int cudaMemsetAsync(void *to, int value, size_t size, void *stream) {
+  trace_work(TRACE_KERNEL, 0, stream, (double)size / 16, 1);
   clock_run(stream, clock_of_copy(size, false));
   return cudaMemset(to, value, size);
 }

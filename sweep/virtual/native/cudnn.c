@@ -4,6 +4,7 @@
  * it wants. Here there is always one engine, and it wants none: what cuDNN's engines want is not public. The buffers
  * that its frontend, compiled into PyTorch, adds for attention are its own and are all there. */
 #include "clock.h"
+#include "trace.h"
 #include "vgpu.h"
 
 #include <pthread.h>
@@ -84,6 +85,7 @@ EXPORT int cudnnBackendGetAttribute(const descriptor *which UNUSED, int name, in
 }
 
 EXPORT int cudnnBackendExecute(void **handle, const descriptor *plan UNUSED, const descriptor *variant UNUSED) {
+  trace_work(TRACE_KERNEL, 0, *handle, 0, 1);
   clock_run(*handle, 0);
   return VGPU_SUCCESS;
 }

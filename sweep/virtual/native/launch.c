@@ -1,5 +1,6 @@
 /* Kernels: registered, looked up, asked for their attributes, and launched into nothing. */
 #include "clock.h"
+#include "trace.h"
 #include "vgpu.h"
 
 #include <stdlib.h>
@@ -47,8 +48,10 @@ EXPORT int __cudaPopCallConfiguration(vgpu_dim3 *grid, vgpu_dim3 *block, size_t 
 
 /* A launch only takes its time. */
 static int launch(vgpu_dim3 grid, vgpu_dim3 block, void *stream) {
+  double threads = (double)grid.x * grid.y * grid.z * block.x * block.y * block.z;
   device_enter();
-  clock_run(stream, clock_of_threads((double)grid.x * grid.y * grid.z * block.x * block.y * block.z));
+  trace_work(TRACE_KERNEL, 0, stream, threads, 1);
+  clock_run(stream, clock_of_threads(threads));
   return VGPU_SUCCESS;
 }
 

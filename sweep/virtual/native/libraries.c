@@ -2,6 +2,7 @@
  * generated (see ../stubs.py), and so are the refusals of all the others. */
 #define _GNU_SOURCE
 #include "clock.h"
+#include "trace.h"
 #include "vgpu.h"
 
 #include <dlfcn.h>
@@ -45,31 +46,36 @@ EXPORT int cublasSetStream_v2(void **handle, void *stream) {
 
 static bool is_sixteen_bit(int type) { return type == 2 || type == 14; } /* CUDA_R_16F, CUDA_R_16BF */
 
-static int matmul(void **handle, int m, int n, int k, int batch, bool sixteen_bit) {
-  clock_run(*handle, clock_of_matmul(m, n, k, batch, sixteen_bit));
+#define TILE 128
+
+static double tiles(double size) { return (double)(((uint64_t)size + TILE - 1) / TILE); }
+
+static int matmul(void *stream, double m, double n, double k, double batch, bool sixteen_bit) {
+  trace_work(TRACE_MATMUL, 0, stream, 2 * m * n * k * batch, (size_t)(tiles(m) * tiles(n) * batch));
+  clock_run(stream, clock_of_matmul(m, n, k, batch, sixteen_bit));
   return VGPU_SUCCESS;
 }
 
 EXPORT int cublasGemmEx(void **handle, int transpose_a UNUSED, int transpose_b UNUSED, int m, int n, int k,
                         const void *alpha UNUSED, const void *a UNUSED, int type) {
-  return matmul(handle, m, n, k, 1, is_sixteen_bit(type));
+  return matmul(*handle, m, n, k, 1, is_sixteen_bit(type));
 }
 EXPORT int cublasSgemm_v2(void **handle, int transpose_a UNUSED, int transpose_b UNUSED, int m, int n, int k) {
-  return matmul(handle, m, n, k, 1, false);
+  return matmul(*handle, m, n, k, 1, false);
 }
 EXPORT int cublasGemmStridedBatchedEx(void **handle, int transpose_a UNUSED, int transpose_b UNUSED, int m, int n, int k,
                                       const void *alpha UNUSED, const void *a UNUSED, int type, int lda UNUSED,
                                       long long stride_a UNUSED, const void *b UNUSED, int type_b UNUSED, int ldb UNUSED,
                                       long long stride_b UNUSED, const void *beta UNUSED, void *c UNUSED,
                                       int type_c UNUSED, int ldc UNUSED, long long stride_c UNUSED, int batch) {
-  return matmul(handle, m, n, k, batch, is_sixteen_bit(type));
+  return matmul(*handle, m, n, k, batch, is_sixteen_bit(type));
 }
 EXPORT int cublasSgemmStridedBatched(void **handle, int transpose_a UNUSED, int transpose_b UNUSED, int m, int n, int k,
                                      const void *alpha UNUSED, const void *a UNUSED, int lda UNUSED,
                                      long long stride_a UNUSED, const void *b UNUSED, int ldb UNUSED,
                                      long long stride_b UNUSED, const void *beta UNUSED, void *c UNUSED, int ldc UNUSED,
                                      long long stride_c UNUSED, int batch) {
-  return matmul(handle, m, n, k, batch, false);
+  return matmul(*handle, m, n, k, batch, false);
 }
 
 EXPORT int cublasGetMathMode(void *handle UNUSED, int *mode) {
@@ -109,8 +115,7 @@ EXPORT int cublasLtMatmul(void *handle UNUSED, void *operation UNUSED, const voi
                           size_t workspace_bytes UNUSED, void *stream) {
   double m = (double)d_layout->rows, n = (double)d_layout->columns;
   double k = m > 0 ? (double)a_layout->rows * (double)a_layout->columns / m : 0;
-  clock_run(stream, clock_of_matmul(m, n, k, 1, is_sixteen_bit(a_layout->type)));
-  return VGPU_SUCCESS;
+  return matmul(stream, m, n, k, 1, is_sixteen_bit(a_layout->type));
 }
 EXPORT int cublasLtMatrixLayoutDestroy(void *handle) { return free_handle(handle); }
 EXPORT int cublasLtMatmulPreferenceCreate(void **handle) { return new_handle(handle); }

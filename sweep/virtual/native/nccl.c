@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include "clock.h"
 #include "reduce.h"
+#include "trace.h"
 #include "vgpu.h"
 
 #include <dlfcn.h>
@@ -150,9 +151,21 @@ EXPORT const char *ncclGetErrorString(int code) {
 }
 EXPORT const char *ncclGetLastError(communicator *comm UNUSED) { return ""; }
 
+/* Send and receive: gathered until the group ends, because a receive is answered by one of the sends. */
+static __thread struct {
+  int depth;
+  bool traced; /* a part of the group */
+  size_t count, room;
+  message *messages;
+} group;
+
 /* NCCL allocates its channels' buffers when a communicator is used for the first time. */
-static void use(communicator *comm, size_t bytes, void *stream) {
-  if (comm->ranks > 1) clock_run(stream, clock_of_collective(bytes, comm->ranks));
+static void use(communicator *comm, int kind, size_t bytes, void *stream) {
+  if (comm->ranks > 1) {
+    trace_collective(kind, stream, (double)bytes, comm->ranks, group.depth && group.traced);
+    group.traced = true;
+    clock_run(stream, clock_of_collective(kind == TRACE_ALL_REDUCE ? 2 * bytes : bytes, comm->ranks));
+  }
   if (__atomic_exchange_n(&comm->used, true, __ATOMIC_RELAXED) || comm->ranks < 2) return;
   comm->charged_bytes = vgpu_configuration()->nccl_communicator_bytes;
   memory_charge_nccl(comm->device, comm->charged_bytes);
@@ -214,24 +227,24 @@ static int reduce(const void *from, void *to, size_t count, int type, int operat
 
 EXPORT int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, communicator *comm,
                          void *stream) {
-  use(comm, 2 * count * reduce_element_bytes(type), stream);
+  use(comm, TRACE_ALL_REDUCE, count * reduce_element_bytes(type), stream);
   return reduce(from, to, count, type, operation, comm);
 }
 EXPORT int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root, communicator *comm,
                       void *stream) {
-  use(comm, count * reduce_element_bytes(type), stream);
+  use(comm, TRACE_REDUCE, count * reduce_element_bytes(type), stream);
   return comm->rank == root ? reduce(from, to, count, type, operation, comm) : NCCL_SUCCESS;
 }
 EXPORT int ncclReduceScatter(const void *from, void *to, size_t count, int type, int operation, communicator *comm,
                              void *stream) {
   size_t bytes = count * reduce_element_bytes(type);
-  use(comm, bytes * (size_t)comm->ranks, stream);
+  use(comm, TRACE_REDUCE_SCATTER, bytes * (size_t)comm->ranks, stream);
   return reduce((const char *)from + bytes * (size_t)comm->rank, to, count, type, operation, comm);
 }
 
 EXPORT int ncclBroadcast(const void *from, void *to, size_t count, int type, int root UNUSED, communicator *comm,
                          void *stream) {
-  use(comm, count * reduce_element_bytes(type), stream);
+  use(comm, TRACE_BROADCAST, count * reduce_element_bytes(type), stream);
   values_copy((uintptr_t)to, (uintptr_t)from, count * reduce_element_bytes(type));
   return NCCL_SUCCESS;
 }
@@ -241,7 +254,7 @@ EXPORT int ncclBcast(void *buffer, size_t count, int type, int root, communicato
 
 EXPORT int ncclAllGather(const void *from, void *to, size_t count, int type, communicator *comm, void *stream) {
   size_t bytes = count * reduce_element_bytes(type);
-  use(comm, bytes * (size_t)comm->ranks, stream);
+  use(comm, TRACE_ALL_GATHER, bytes * (size_t)comm->ranks, stream);
   for (int rank = 0; rank < comm->ranks; rank++)
     values_copy((uintptr_t)to + bytes * (size_t)rank, (uintptr_t)from, bytes);
   return NCCL_SUCCESS;
@@ -253,18 +266,11 @@ EXPORT int ncclGather(const void *from, void *to, size_t count, int type, int ro
 /* Every rank sends me the chunk that I would send to a rank in my place: my own. */
 EXPORT int ncclAlltoAll(const void *from, void *to, size_t count, int type, communicator *comm, void *stream) {
   size_t bytes = count * reduce_element_bytes(type);
-  use(comm, bytes * (size_t)comm->ranks, stream);
+  use(comm, TRACE_ALL_TO_ALL, bytes * (size_t)comm->ranks, stream);
   for (int rank = 0; rank < comm->ranks; rank++)
     values_copy((uintptr_t)to + bytes * (size_t)rank, (uintptr_t)from + bytes * (size_t)comm->rank, bytes);
   return NCCL_SUCCESS;
 }
-
-/* Send and receive: gathered until the group ends, because a receive is answered by one of the sends. */
-static __thread struct {
-  int depth;
-  size_t count, room;
-  message *messages;
-} group;
 
 static const message *answer(const message *receive) {
   const message *same_peer = NULL, *any = NULL;
@@ -300,7 +306,7 @@ static void append(message posted) {
 }
 
 static int post(bool send, void *address, size_t count, int type, int peer, communicator *comm, void *stream) {
-  use(comm, count * reduce_element_bytes(type), stream);
+  use(comm, TRACE_SEND, count * reduce_element_bytes(type), stream);
   append((message){send, address, count * reduce_element_bytes(type), peer, comm});
   if (!group.depth) deliver();
   return NCCL_SUCCESS;
@@ -318,7 +324,7 @@ EXPORT int ncclRecv(void *to, size_t count, int type, int peer, communicator *co
   return post(false, to, count, type, peer, comm, stream);
 }
 EXPORT int ncclGroupStart(void) {
-  group.depth++;
+  if (!group.depth++) group.traced = false;
   return NCCL_SUCCESS;
 }
 EXPORT int ncclGroupEnd(void) {
