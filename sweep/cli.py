@@ -11,6 +11,7 @@ COMMANDS = {
     "export": "sweep.exporting",
     "recommend": "sweep.recommend",
     "compare": "sweep.compare",
+    "calibrate": "sweep.calibrate",
     "explain": "sweep.explain",
 }
 

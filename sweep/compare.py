@@ -6,6 +6,7 @@ the tolerance, 1: not, 2: nothing to compare. `--markdown FILE` writes every fig
 """
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -56,9 +57,17 @@ class Difference:
 
     @property
     def time(self) -> float | None:
-        """Relative change of seconds per iteration; None where either was not measured."""
+        """Relative change of seconds per iteration; None where one is not known, or only one measured."""
         before, after = timing_of(self.before), timing_of(self.after)
-        return after.seconds / before.seconds - 1 if before and after else None
+        return after.seconds / before.seconds - 1 if before and after and before.kind is after.kind else None
+
+    @property
+    def estimate_error(self) -> float | None:
+        """Of the estimate of one side, relative to what the other measured; None where it is not that."""
+        before, after = timing_of(self.before), timing_of(self.after)
+        if before is None or after is None or before.kind is after.kind:
+            return None
+        return before.seconds / after.seconds - 1 if before.is_estimated else after.seconds / before.seconds - 1
 
     @property
     def same_outcome(self) -> bool:
@@ -101,7 +110,7 @@ def differences(
     first, second = _cells(before, left_out), _cells(after, left_out)
     varying = [a for a in analysis.varying_axes([*before, *after]) if a not in left_out]
     found = [
-        Difference(label=one.label(varying), batch_size=one.size_of(record), before=record, after=second[key][1])
+        Difference(label=one.label(varying), batch_size=record.spec.batch_size, before=record, after=second[key][1])
         for key, (one, record) in first.items()
         if key in second
     ]
@@ -127,7 +136,9 @@ def show(console: Console, found: Sequence[Difference], tolerance: Tolerance, ev
         for title in ("series", "batch\nsize", "tensors", "reserved", "time", "beyond the tolerance"):
             table.add_column(title, justify="left" if title in ("series", "beyond the tolerance") else "right")
         for one in listed:
-            figures = ("" if change is None else f"{change:+.1%}" for change in (one.used, one.reserved, one.time))
+            figures = ["" if change is None else f"{change:+.1%}" for change in (one.used, one.reserved, one.time)]
+            if one.estimate_error is not None:
+                figures[-1] = f"est. {one.estimate_error:+.1%}"
             table.add_row(escape(one.label), str(one.batch_size), *figures, escape(", ".join(one.beyond(tolerance))))
         console.print(table)
     timed = sum(one.time is not None for one in found)
@@ -136,6 +147,12 @@ def show(console: Console, found: Sequence[Difference], tolerance: Tolerance, ev
         f"{tolerance.time:.1%} in time (time known on both sides for {timed})",
         highlight=False,
     )
+    if errors := [one.estimate_error for one in found if one.estimate_error is not None]:
+        console.print(
+            f"estimated against measured time in {len(errors)} cells: median error {statistics.median(errors):+.1%}, "
+            f"from {min(errors):+.1%} to {max(errors):+.1%}; an estimate is not held to the tolerance",
+            highlight=False,
+        )
     return len(beyond)
 
 

@@ -60,6 +60,8 @@ def _kinds(series: Sequence[Series]) -> list[str]:
         said.append("measured")
     if any(one.is_virtual for one in series):
         said.append("virtual: time not measured")
+    if any(one.time_is_estimated for one in series):
+        said.append("times estimated")
     if any(one.imported_from for one in series):
         said.append("imported")
     return said
@@ -73,7 +75,7 @@ def _cell(one: Series, size: int, record: CellRecord, varying: Sequence[str]) ->
         "size": size,
         "outcome": analysis.outcome(record, width=300),
         "reserved": f"{reserved / GIB:.2f}" if reserved else "",
-        "seconds": f"{timing.seconds:.4g}" if timing else "",
+        "seconds": f"{timing.seconds:.4g}{timing.mark}" if timing else "",
         "details": analysis.details(record),
         "command": record.command,
     }

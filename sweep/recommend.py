@@ -20,12 +20,13 @@ from rich.table import Table
 from sweep import analysis
 from sweep.analysis import GIB, AxisError, Series, timing_of
 from sweep.emit import EmitError, Target, emit
-from sweep.record import CellRecord
+from sweep.record import CellRecord, TimingKind
 from sweep.spec import CellSpec, DeviceKind
 from sweep.store import Store, StoreError, write_atomically
 
 SHOWN = 10
 MEASURED, ESTIMATED, UNKNOWN = "measured", "estimated", "not measured"
+COMPUTED = "time estimated, never measured"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,8 @@ class Candidate:
     def basis(self) -> str:
         if self.seconds_per_iteration is None:
             return UNKNOWN
+        if self.record.timing_kind is TimingKind.ESTIMATED:
+            return COMPUTED
         return MEASURED if self.measured else ESTIMATED
 
     @property
@@ -161,6 +164,11 @@ def reasons(ranked: Sequence[Candidate]) -> list[str]:
         )
     else:
         said.append(f"{name} wins with {speed:,.{digits}f} {winner.unit} ({winner.basis})")
+        if (estimate := winner.record.estimate) and winner.basis == COMPUTED:
+            said.append(
+                f"warning: no time was measured; these are estimates, right within about {estimate.uncertainty:.0%} "
+                "each, and surer in their order; measure the first few on a GPU before relying on them"
+            )
         if len(ranked) > 1 and (second := ranked[1].speed):
             more = (winner.reserved_bytes - ranked[1].reserved_bytes) / GIB
             cost = f"{abs(more):.2f} GiB {'more' if more > 0 else 'less'} reserved"

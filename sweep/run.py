@@ -15,7 +15,6 @@ from sweep.config import CONF, job_from
 from sweep.launch import run_cell
 from sweep.models import BY_PATH
 from sweep.record import CellRecord
-from sweep.spec import SizeAxis
 from sweep.store import RESULTS, Store
 from sweep.workloads import OWN
 
@@ -25,13 +24,7 @@ def run(config: DictConfig) -> CellRecord | OSError:
     job = job_from(config)
     overrides = list(HydraConfig.get().overrides.task)
     try:
-        return run_cell(
-            job.spec,
-            Store(RESULTS / job.sweep),
-            overrides,
-            force=bool(config.force),
-            searched=SizeAxis(config.search.axis),
-        )
+        return run_cell(job.spec, Store(RESULTS / job.sweep), overrides, force=bool(config.force))
     except OSError as error:  # given to the sweeper: Hydra would print its own words about one that is raised
         return error
 

@@ -277,13 +277,16 @@ def row(record: CellRecord) -> dict[str, object]:
         "nvml_used_peak_bytes": largest.nvml_used_peak_bytes if largest else None,
         "capacity_bytes": largest.capacity_bytes if largest else None,
         "alloc_retries": largest.alloc_retries if largest else None,
-        "timing": "measured" if record.time_is_measured else "none",
+        "timing": record.timing_kind.value,
         "seconds_per_iteration": record.seconds_per_iteration,
         "seconds_per_micro_batch": record.seconds_per_iteration / spec.accumulation
         if record.seconds_per_iteration
         else None,
         "tokens_per_second": record.tokens_per_second,
         "samples_per_second": record.samples_per_second,
+        "estimated_seconds_per_iteration": record.estimate.seconds_per_iteration if record.estimate else None,
+        "estimate_uncertainty": record.estimate.uncertainty if record.estimate else None,
+        "estimate_model": record.estimate.model if record.estimate else None,
         "loss": largest.loss if largest else None,
         "failure_phase": failure.phase.value if failure and failure.phase else None,
         "failure_requested_bytes": failure.requested_bytes if failure else None,

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import find_executable_batch_size
+from bench_estimate import counting, estimates
 from conftest import REPOSITORY, read_model
 from rich.console import Console
 from rich.table import Table
@@ -279,8 +280,12 @@ def main() -> int:
         first, second = edges_on_the_virtual_gpu()
         name = "50 ms, and the instruments of an iteration on the virtual GPU"
         table.add_row(name, f"{first:.4f}", f"{second:.4f}", f"{second / first:.4f}")
+        first, second = counting()
+        name = "a cell of an 8B model on the virtual GPU: its work not counted, counted"
+        table.add_row(name, f"{first:.4f}", f"{second:.4f}", f"{second / first:.2f}")
     console = Console()
     console.print(table)
+    estimates(console)
     scale(console)
     if (problem := virtual.check()) is None:
         searches(console)

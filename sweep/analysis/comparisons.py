@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from sweep.analysis.series import Series
 from sweep.analysis.timing import timing_of
 from sweep.analysis.words import axis_cell, axis_label, size_text
+from sweep.record import TimingKind
 from sweep.spec import WorkloadName
 
 VIRTUAL_SENTENCE = "virtual GPU: memory is PyTorch's own bookkeeping, time is not measured"
+ESTIMATED_SENTENCE = "times are estimated, not measured"
 IMPORTED_SENTENCE = "measured and published by others, not run here"
 CPU_SENTENCE = "CPU device: allocated is resident memory, reserved is mapped address space (the limit's unit)"
 
@@ -75,10 +77,8 @@ def pairs(series: Sequence[Series], axis: str) -> list[tuple[Series, Series]]:
 
 def verdicts(panels: Sequence[Sequence[Series]], axis: str) -> list[str]:
     """Whether changing `axis` ever beats the first series' best seconds per sample; in counts where there are many."""
-    said, paying = [], 0
+    said, paying, guessed = [], 0, False
     for first, *others in panels:
-        if first.fixed_size:
-            continue  # a longer sequence is another sample
         for other in others:
             bases = [(each.fastest, timing_of(each.fastest) if each.fastest else None) for each in (first, other)]
             (base, base_timing), (best, timing) = bases
@@ -90,14 +90,17 @@ def verdicts(panels: Sequence[Sequence[Series]], axis: str) -> list[str]:
             much = f", {abs(gain):.1%} {'more' if gain > 0 else 'fewer'} samples per second"
             if abs(gain) < NOISE:
                 how, much = "changes nothing that could be told from noise", ""
+            guessed |= timing.is_estimated or base_timing.is_estimated
             said.append(
                 f"{axis_label(axis, other.value(axis))} {how}: at best {timing.seconds_per_sample:.4f} s a sample "
                 f"(batch size {best.spec.batch_size}){much}; {axis_label(axis, first.value(axis))} "
                 f"{base_timing.seconds_per_sample:.4f} s ({base.spec.batch_size})"
             )
+    basis = "by estimated times, " if guessed else ""
     if len(said) < 3:
-        return said
-    return [f"in {paying} of {len(said)} comparisons a sample takes less time than at the first one's best (dotted)"]
+        return [basis + text for text in said]
+    counted = f"in {paying} of {len(said)} comparisons a sample takes less time than at the first one's best (dotted)"
+    return [basis + counted]
 
 
 def ordered(values: Iterable[object]) -> list[object]:
@@ -110,7 +113,7 @@ def headline(series: Sequence[Series]) -> str:
     """What these series have in common: model, engine, devices, sequence length."""
     first, varying = series[0], varying_axes(series)
     parts = [first.label(a for a in ("model", "engine") if a not in varying), _devices(first, varying)]
-    parts.append(first.label(a for a in ("seq_len", *first.fixed_size) if a not in varying))
+    parts.append(first.label(a for a in ("seq_len",) if a not in varying))
     return ", ".join(part for part in parts if part)
 
 
@@ -139,11 +142,24 @@ def settings(series: Sequence[Series]) -> str:
     return series[0].label(a for a in rest if a not in varying and a not in dull)
 
 
+def estimates(series: Sequence[Series]) -> list[str]:
+    """What the estimated times of these series are worth; empty where there are none."""
+    found = [record.estimate for one in series for record in one.measured if record.timing_kind is TimingKind.ESTIMATED]
+    known = [each for each in found if each is not None]
+    if not known:
+        return []
+    models = ", ".join(dict.fromkeys(each.model for each in known))
+    some = "some " if any(one.time_is_measured for one in series) else ""
+    within = f"{max(each.uncertainty for each in known):.0%}"
+    return [f"{some}{ESTIMATED_SENTENCE}: expect the truth within {within}; {models}"]
+
+
 def caveats(series: Sequence[Series]) -> list[str]:
     """What the figures of these series are, where they are not plain measurements on a GPU."""
     said = []
     if any(one.is_virtual for one in series):
         said.append(VIRTUAL_SENTENCE)
+    said += estimates(series)
     if any(one.is_cpu for one in series):
         said.append(CPU_SENTENCE)
     sources = dict.fromkeys(source for one in series for source in one.imported_from)

@@ -130,7 +130,7 @@ def _names(series: Group, varying: Sequence[str]) -> list[str]:
 def _comparisons(series: Group, axis: str, *, timed: bool, every_page: bool) -> Iterator[tuple[str, Figure]]:
     panels = analysis.groups(series, axis)
     if timed:
-        panels = [group for group in panels if sum(one.time_is_measured for one in group) > 1]
+        panels = [group for group in panels if sum(one.is_timed for one in group) > 1]
     pages = [panels[i : i + MOST_PANELS] for i in range(0, len(panels), MOST_PANELS)]
     for number, page in enumerate(pages if every_page else pages[:1], start=1):
         name = f"compare-{_file_name(axis)}-{'time' if timed else 'memory'}"

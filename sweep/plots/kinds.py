@@ -32,12 +32,14 @@ from sweep.plots.style import (
     GREY,
     Group,
     Look,
+    estimated_key,
     filled,
     framed,
     looks_of,
     mark_keys,
     memory_labels,
     say,
+    time_label,
 )
 
 
@@ -51,12 +53,12 @@ def series_figure(one: Series) -> Figure:
     capacity(axes, [one])
     memory_limits(axes, [one])
     overall_axis(axes, one, batch_axis(axes, [one], most=16))
-    axes.set_xlabel(one.size_label)
+    axes.set_xlabel("batch size per device")
     axes.set_ylabel("memory per device, peak (GiB)")
     oom = oom_marks(axes, one, BLACK, Counter())
     ending(axes, one)
     handles: list[Any] = [solid.key, dashed.key] if one.measured else []
-    if one.time_is_measured:
+    if one.is_timed:
         handles.append(time_axis(axes, one))
     handles += mark_keys([one], oom, band=True)
     notes = [analysis.row_of(one, ()).answer, *analysis.caveats([one])]
@@ -102,9 +104,10 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
     for empty in grid[len(panels) :]:
         empty.set_axis_off()
     for axes in grid[::columns]:
-        axes.set_ylabel("seconds per iteration (s)" if timed else "peak per device (GiB)")
+        axes.set_ylabel(time_label("seconds per iteration (s)", every) if timed else "peak per device (GiB)")
     keys = [look.key for look in looks.values()]
     keys += [reference] if reference else []
+    keys += estimated_key(every) if timed else []
     if not timed:
         memory_limits(grid[0], every)
         solid, dashed = memory_labels(every[0])
@@ -121,6 +124,6 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
         names = [f"{label}: " if (label := group[0].label(apart)) else "" for group in panels]
         notes += [name + analysis.limits(group, axis) for name, group in zip(names, panels, strict=True)]
     notes += analysis.caveats(every)
-    if timed and (untimed := sum(not one.time_is_measured for one in every)):
-        notes.append(f"{untimed} of these {len(every)} series without a measured time")
+    if timed and (untimed := sum(not one.is_timed for one in every)):
+        notes.append(f"{untimed} of these {len(every)} series without a time")
     return framed(figure, every, second, [*keys, *mark_keys(every, oom, band=not timed)], notes)

@@ -1,5 +1,6 @@
 """The charts over all series at once: throughput against memory, time for some samples; and over the devices of one."""
 
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -8,7 +9,19 @@ from matplotlib.lines import Line2D
 from sweep import analysis
 from sweep.analysis import GIB, Series, timing_of, varying_axes
 from sweep.plots.panels import batch_axis, capacity, line, memory_limits
-from sweep.plots.style import GREY, VALUE_COLOURS, VALUE_MARKERS, Group, Look, framed, mark_keys, name_of
+from sweep.plots.style import (
+    ESTIMATED,
+    GREY,
+    VALUE_COLOURS,
+    VALUE_MARKERS,
+    Group,
+    Look,
+    estimated_key,
+    framed,
+    mark_keys,
+    name_of,
+    time_label,
+)
 
 MOST_LINES = len(VALUE_COLOURS)
 SAMPLES = 10_000
@@ -37,14 +50,17 @@ def samples_figure(series: Group, samples: int = SAMPLES) -> Figure:
     chosen, notes = _chosen(series)
     looks = _looks(chosen, series)
     for one, look in zip(chosen, looks, strict=True):
-        timed = {one.size_of(r): timing for r in one.measured if (timing := timing_of(r))}
+        timed = {r.spec.batch_size: timing for r in one.measured if (timing := timing_of(r))}
         minutes = {size: samples * timing.seconds_per_sample / 60 for size, timing in timed.items()}
-        line(axes, one, minutes, look, "minutes")
+        if one.time_is_estimated:
+            line(axes, one, minutes, replace(look, dashes=ESTIMATED), "estimated-minutes")
+        else:
+            line(axes, one, minutes, look, "minutes")
     batch_axis(axes, chosen, most=16)
     axes.set_ylim(0, 1.1 * axes.dataLim.y1)
-    axes.set_xlabel(series[0].size_label)
-    axes.set_ylabel(f"minutes for {samples:,} samples")
-    keys = [*(look.key for look in looks), *mark_keys(chosen, False, False)]
+    axes.set_xlabel("batch size per device")
+    axes.set_ylabel(time_label(f"minutes for {samples:,} samples", chosen))
+    keys = [*(look.key for look in looks), *estimated_key(chosen), *mark_keys(chosen, False, False)]
     return framed(figure, series, analysis.settings(series), keys, [*notes, *analysis.caveats(series)])
 
 
@@ -59,12 +75,13 @@ def pareto_figure(series: Group) -> Figure:
     unit = "samples" if any(timing and timing.tokens_per_second is None for timing in times) else "tokens"
     for one, look in zip(chosen, looks, strict=True):
         cells = [
-            (rank.reserved_peak_bytes / GIB, getattr(timing, f"{unit}_per_second"), one.size_of(record))
+            (rank.reserved_peak_bytes / GIB, getattr(timing, f"{unit}_per_second"), record.spec.batch_size)
             for record in one.measured
             if (timing := timing_of(record)) and (rank := record.largest_rank) and rank.reserved_peak_bytes
         ]
+        name = "estimated-speed" if one.time_is_estimated else "speed"
         axes.plot(
-            [c[0] for c in cells], [c[1] for c in cells], linestyle="none", gid=f"speed {one.series_id}", **look.style
+            [c[0] for c in cells], [c[1] for c in cells], linestyle="none", gid=f"{name} {one.series_id}", **look.style
         )
         bad = [c for c in cells if c[2] in one.thrashing]
         style = look.style | {"markerfacecolor": "white", "linestyle": "none", "gid": f"thrashing {one.series_id}"}
@@ -81,9 +98,9 @@ def pareto_figure(series: Group) -> Figure:
     axes.set_xlim(0, 1.08 * max((c[0] for c in found), default=1))
     axes.set_ylim(0, 1.15 * max((c[1] for c in found), default=1))
     axes.set_xlabel("reserved per device, peak (GiB)")
-    axes.set_ylabel(f"{unit} per second, all devices")
+    axes.set_ylabel(time_label(f"{unit} per second, all devices", chosen))
     axes.yaxis.set_major_formatter("{x:,.0f}" if unit == "tokens" else "{x:,g}")
-    keys = [*(look.key for look in looks), Line2D([], [], label=f"Pareto front, with {series[0].size_name}s", **edge)]
+    keys = [*(look.key for look in looks), Line2D([], [], label="Pareto front, with batch sizes", **edge)]
     keys += mark_keys(chosen, False, False)
     return framed(figure, series, analysis.settings(series), keys, [*notes, *analysis.caveats(series)])
 
@@ -103,7 +120,7 @@ def devices_figure(one: Series) -> Figure:
             weight=0.8,
         )
         held = {
-            one.size_of(record): rank.reserved_peak_bytes / GIB
+            record.spec.batch_size: rank.reserved_peak_bytes / GIB
             for record in one.measured
             for rank in record.ranks
             if rank.rank == number and rank.reserved_peak_bytes
@@ -115,6 +132,6 @@ def devices_figure(one: Series) -> Figure:
     capacity(axes, [one])
     memory_limits(axes, [one])
     batch_axis(axes, [one], most=16)
-    axes.set_xlabel(one.size_label)
+    axes.set_xlabel("batch size per device")
     axes.set_ylabel("reserved by each device, peak (GiB)")
     return framed(figure, [one], analysis.settings([one]), keys, analysis.caveats([one]))

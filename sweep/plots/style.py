@@ -38,6 +38,8 @@ BLUE, VERMILLION, GREEN, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#000000
 VALUE_COLOURS = (BLUE, VERMILLION, GREEN, "#CC79A7", "#E69F00", "#56B4E9", BLACK)
 VALUE_MARKERS = "os^Dv<>"
 CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 8, "markeredgewidth": 2.2}
+ESTIMATED: Any = (0, (5, 2))
+"""Dashes of times that were computed and not measured."""
 CREATOR = "sweep.plots"
 MOST_PANELS = 12
 
@@ -77,6 +79,20 @@ def mark_keys(series: Group, oom: bool, band: bool) -> list[Any]:
         style: dict[str, Any] = {"color": GREY, "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
         keys.append(Line2D([], [], label="thrashing: runs, too slow to use", **style))
     return keys
+
+
+def time_label(text: str, series: Group) -> str:
+    """An axis of times says when they are estimates."""
+    if not any(one.time_is_estimated for one in series):
+        return text
+    return f"{text}, {'partly ' if any(one.time_is_measured for one in series) else ''}estimated"
+
+
+def estimated_key(series: Group) -> list[Any]:
+    """What dashes mean; nothing where there are none."""
+    if not any(one.time_is_estimated for one in series):
+        return []
+    return [Line2D([], [], label="estimated, not measured", color=GREY, linestyle=ESTIMATED, linewidth=1.6)]
 
 
 def framed(figure: Figure, series: Group, second: str, handles: Sequence[Any], notes: Sequence[str]) -> Figure:

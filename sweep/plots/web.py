@@ -16,6 +16,7 @@ from sweep.plots.style import STYLE, Group
 
 SVG = "http://www.w3.org/2000/svg"
 UNITS = {"seconds": "s per iteration", "minutes": "minutes", "speed": "tokens/s"}
+UNITS |= {f"estimated-{name}": f"{unit}, estimated" for name, unit in UNITS.items()}
 
 
 def inline_charts(series: Group) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,6 @@ from sweep.spec.cell import (
     GpuSpec,
     Optimizer,
     Precision,
-    SizeAxis,
     cell_id,
 )
 from sweep.spec.engine import EngineName, EngineSpec
@@ -33,7 +32,6 @@ __all__ = [
     "ModelSpec",
     "Optimizer",
     "Precision",
-    "SizeAxis",
     "SpecError",
     "Task",
     "Weights",
