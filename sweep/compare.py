@@ -110,7 +110,7 @@ def differences(
     first, second = _cells(before, left_out), _cells(after, left_out)
     varying = [a for a in analysis.varying_axes([*before, *after]) if a not in left_out]
     found = [
-        Difference(label=one.label(varying), batch_size=record.spec.batch_size, before=record, after=second[key][1])
+        Difference(label=one.label(varying), batch_size=one.size_of(record), before=record, after=second[key][1])
         for key, (one, record) in first.items()
         if key in second
     ]

@@ -23,15 +23,15 @@ class Job:
     spec: CellSpec
 
 
-def job_from(config: DictConfig, batch_size: int | None = None) -> Job:
-    """Resolve and validate a composed configuration; `batch_size` fills in what is left to the walk.
+def job_from(config: DictConfig, **sizes: int) -> Job:
+    """Resolve and validate a composed configuration; `sizes` fill in what is left to the walk.
 
     Raises `SpecError` or `environment.DeviceError`, each one sentence for the user.
     """
     config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     OmegaConf.set_readonly(config, False)
-    if batch_size is not None:
-        config.batch_size = batch_size
+    for name, size in sizes.items():
+        config[name] = size
     target = config.workload.get("_target_")
     if target is not None and workloads.brings_its_model(str(target)):
         # Nobody but the user's function knows what it trains.

@@ -39,15 +39,19 @@ class Search:
     """Once the limit is known, this many sizes, evenly spread from 1 to the limit, are measured for the charts."""
     max_batch_size: int = 4096
     """No larger size is tried."""
+    seq_len_step: int = 256
+    """Where the sequence length is searched, it is a multiple of this; the sizes of the search count such steps."""
+    max_seq_len: int | None = None
+    """No longer sequence is tried; None: as long as the model's positions reach."""
     past_thrashing: bool = False
     """Once the limit is known, sizes that run but thrash are passed one by one, to the first that does not run."""
     batch_sizes: tuple[int, ...] | None = None
     """Only these, in ascending order, up to the first that does not fit; None leaves the choice to the method."""
 
     def __post_init__(self) -> None:
-        for field, least in (("step", 1), ("points", 0), ("max_batch_size", 1)):
-            value = getattr(self, field)
-            if value < least:
+        for field in ("step", "points", "max_batch_size", "seq_len_step", "max_seq_len"):
+            value, least = getattr(self, field), 0 if field == "points" else 1
+            if value is not None and value < least:
                 raise SpecError(f"search.{field}", value, f"give a whole number of {least} or more")
 
 

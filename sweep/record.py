@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from sweep.spec import SCHEMA_VERSION, CellSpec
+from sweep.spec import SCHEMA_VERSION, CellSpec, SizeAxis
 
 
 class Status(str, Enum):
@@ -280,6 +280,8 @@ class CellRecord:
     duration_seconds: float
     """Wall time of the whole cell, process start included: what the cell cost, not what training costs."""
     schema_version: int = SCHEMA_VERSION
+    searched: SizeAxis = SizeAxis.BATCH_SIZE
+    """What the sweep that measured it was looking for the largest of."""
     imported_from: str | None = None
     """Who published these figures; None for what was run here."""
     estimate: TimeEstimate | None = None

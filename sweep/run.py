@@ -15,6 +15,7 @@ from sweep.config import CONF, job_from
 from sweep.launch import run_cell
 from sweep.models import BY_PATH
 from sweep.record import CellRecord
+from sweep.spec import SizeAxis
 from sweep.store import RESULTS, Store
 from sweep.workloads import OWN
 
@@ -24,7 +25,13 @@ def run(config: DictConfig) -> CellRecord | OSError:
     job = job_from(config)
     overrides = list(HydraConfig.get().overrides.task)
     try:
-        return run_cell(job.spec, Store(RESULTS / job.sweep), overrides, force=bool(config.force))
+        return run_cell(
+            job.spec,
+            Store(RESULTS / job.sweep),
+            overrides,
+            force=bool(config.force),
+            searched=SizeAxis(config.search.axis),
+        )
     except OSError as error:  # given to the sweeper: Hydra would print its own words about one that is raised
         return error
 

@@ -22,6 +22,8 @@ class Screen:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self._progress: Progress | None = None
+        self.with_length = False
+        """Whether cells are told with their sequence length: where that is what is searched."""
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
@@ -47,20 +49,20 @@ class Screen:
     def measuring(self, cells: list[CellSpec]) -> None:
         if self._progress and cells:
             more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
-            self._progress.update(self._task, description=title(cells[0]) + more)
+            self._progress.update(self._task, description=title(cells[0], self.with_length) + more)
 
     def measured(self, record: CellRecord) -> None:
-        self.say(f"{title(record.spec):<64} {outcome(record)}")
+        self.say(f"{title(record.spec, self.with_length):<64} {outcome(record)}")
 
     def planned(self, spec: CellSpec) -> None:
-        self.say(title(spec))
+        self.say(title(spec, self.with_length))
 
     def series_done(self) -> None:
         if self._progress:
             self._progress.advance(self._task)
 
 
-def title(spec: CellSpec) -> str:
+def title(spec: CellSpec, with_length: bool = False) -> str:
     """A cell in a few words, the ones that the usual grids vary."""
     parts = [
         f"{spec.model.name} {spec.engine.label}",
@@ -69,6 +71,7 @@ def title(spec: CellSpec) -> str:
         "expandable" if spec.expandable_segments else "",
         f"accumulation {spec.accumulation}" if spec.accumulation > 1 else "",
         f"batch {spec.batch_size}",
+        f"sequence length {spec.seq_len}" if with_length else "",
     ]
     return ", ".join(filter(None, parts))
 

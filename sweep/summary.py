@@ -18,6 +18,7 @@ from rich.table import Table
 from sweep import analysis
 from sweep.analysis import Row, Series
 from sweep.record import CellRecord, Status
+from sweep.spec import SizeAxis
 
 WIDEST = 110
 NARROWEST_NEXT = 22
@@ -50,13 +51,15 @@ def _number(value: float | None, form: str) -> str:
 def columns_of(rows: Sequence[Row]) -> list[Column]:
     """The columns that have anything to say about these series."""
     cpu = any(row.series.is_cpu for row in rows)
+    lengths = bool(rows) and all(row.series.size_axis is SizeAxis.SEQ_LEN for row in rows)
+    largest = "longest sequence that fits, in tokens" if lengths else "largest batch that fits, per device"
     reserved, allocated, whole = ("mapped", "resident", "limit") if cpu else ("reserved", "allocated", "capacity")
     configuration = [
         Column(name=axis.replace("_", " "), short=_short(axis), cell=_configured(axis), align="left")
         for axis in (rows[0].configuration if rows else ())
     ]
     measured = [
-        Column(name="largest batch that fits, per device", short="largest\nthat fits", cell=lambda r: r.largest),
+        Column(name=largest, short=f"{'longest' if lengths else 'largest'}\nthat fits", cell=lambda r: r.largest),
         Column(
             name="largest that runs at all",
             short="runs\nat all",
@@ -99,6 +102,8 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
         ),
     ]
     told = [column for column in measured if column.wanted == 0 or any(map(column.cell, rows))]
+    if all(row.overall is None for row in rows) and lengths:
+        told = [column for column in told if column.name != "overall"]
     if all(row.effective == row.overall for row in rows):
         told = [column for column in told if column.name != "effective"]
     if all(row.running == row.series.largest for row in rows):

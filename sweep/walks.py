@@ -5,14 +5,14 @@ No Hydra here and no processes: the sweeper plugin composes and launches what th
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sweep import environment
 from sweep.config import Job
 from sweep.plan import Limits, Outcome, Search, limits, next_batch_size, outcome_of
 from sweep.record import CellRecord, Status
-from sweep.spec import SpecError, cell_id, to_json
+from sweep.spec import CellSpec, SizeAxis, SpecError, cell_id, to_json
 from sweep.store import Store
 
 RETRIED_ONCE = (Status.FAILED, Status.TIMEOUT)
@@ -60,9 +60,30 @@ class Walk:
     """Hydra's overrides of all its cells: everything but the batch size."""
     job: Job
     search: Search
+    axis: SizeAxis = SizeAxis.BATCH_SIZE
+    """What is searched."""
+    unit: int = 1
+    """A size of the search is so many of the axis."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     guess: int | None = None
     _failed_once: set[int] = field(default_factory=set)
+
+    @property
+    def series_id(self) -> str:
+        return self.job.spec.series_along(self.axis)
+
+    def spec_at(self, size: int) -> CellSpec:
+        changes: dict[str, Any] = {self.axis.value: size * self.unit}
+        return replace(self.job.spec, **changes)
+
+    def overrides_at(self, size: int) -> list[str]:
+        searched = [] if self.axis is SizeAxis.BATCH_SIZE else [f"search.axis={self.axis.value}"]
+        return [*self.overrides, *searched, f"{self.axis.value}={size * self.unit}"]
+
+    def size_of(self, spec: CellSpec) -> int | None:
+        """None where it lies between the steps of the search."""
+        size, rest = divmod(int(getattr(spec, self.axis.value)), self.unit)
+        return None if rest else size
 
     def next(self) -> int | None:
         return next_batch_size(self.outcomes, self.search, self.guess)
@@ -93,17 +114,24 @@ def parts_meant(parts: Sequence[Mapping[str, Any]], arguments: Sequence[str]) ->
     return chosen
 
 
+def series_along(record: CellRecord, axis: SizeAxis) -> str:
+    """Of a record, without the work where it says so itself."""
+    return record.series_id if axis is SizeAxis.BATCH_SIZE else record.spec.series_along(axis)
+
+
 def recall(walks: Iterable[Walk], stores: Mapping[str, Store]) -> int:
     """Take every stored record that answers one of these walks' cells as measured here; gives their number."""
     found = 0
-    by_series = {walk.job.spec.series_id: walk for walk in walks}
+    by_series = {walk.series_id: walk for walk in walks}
+    along = {walk.axis for walk in by_series.values()}
     for store in stores.values():
         for record in store.records():
-            walk = by_series.get(record.series_id)
-            if walk is None or not record.status.final or stores[walk.job.sweep] is not store:
+            walk = next((by_series[s] for axis in along if (s := series_along(record, axis)) in by_series), None)
+            size = walk.size_of(record.spec) if walk else None
+            if walk is None or size is None or not record.status.final or stores[walk.job.sweep] is not store:
                 continue
             if record.cell_id == cell_id(record.spec, environment.identity(record.spec.device)):
-                walk.take(record.spec.batch_size, record)
+                walk.take(size, record)
                 found += 1
     return found
 
@@ -114,10 +142,10 @@ def guess_from_similar(walk: Walk, others: Iterable[Walk]) -> int | None:
     best: tuple[int, int] | None = None
     for other in others:
         known = other.limits
-        if other is walk or not known.settled or known.fits == 0:
+        if other is walk or (other.axis, other.unit) != (walk.axis, walk.unit) or not known.settled or known.fits == 0:
             continue
         theirs = to_json(other.job.spec)
-        different = [key for key in mine if mine[key] != theirs[key] and key != "batch_size"]
+        different = [key for key in mine if mine[key] != theirs[key] and key != walk.axis.value]
         if not set(different) <= set(DISTANCE):
             continue
         distance = sum(DISTANCE[key] for key in different)

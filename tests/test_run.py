@@ -58,6 +58,8 @@ SMALL = ("device=cpu", "world_size=1", "seq_len=32", "warmup_iterations=1", "ste
         (["search.method=guess"], "search.method=guess is not valid: choose one of ascend, bisect, fit"),
         (["search.points=-1"], "search.points=-1 is not valid"),
         (["search.prior=gut"], "search.prior=gut is not valid: choose none or virtual"),
+        (["seq_len=???"], "seq_len=??? is not valid: one of two is searched at a time: give batch_size"),
+        (["search.seq_len_step=0"], "search.seq_len_step=0 is not valid"),
         (["budget.cells=0"], "budget.cells=0 is not valid"),
     ],
 )

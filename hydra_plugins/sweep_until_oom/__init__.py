@@ -28,12 +28,14 @@ from sweep.plan import Search
 from sweep.prior import virtual_limit
 from sweep.record import CellRecord, Status
 from sweep.screen import Screen
-from sweep.spec import DeviceKind, SpecError, from_json
+from sweep.spec import DeviceKind, SizeAxis, SpecError, from_json
 from sweep.store import PLOTS, RESULTS, Store, StoreError
 from sweep.studies import QUESTIONS
 from sweep.usage import fail, values_of
-from sweep.walks import Budget, Spent, Walk, guess_from_similar, parts_meant, recall
+from sweep.walks import Budget, Spent, Walk, guess_from_similar, parts_meant, recall, series_along
 
+LONGEST = 2**20
+"""Tokens: where neither the model nor the user says how far to search."""
 INTERRUPTED, INCOMPLETE = 130, 3
 """Exit codes: ended by the user; a cell failed, or nothing that was asked for makes sense."""
 
@@ -103,6 +105,7 @@ class UntilOom(Sweeper):
         settings = _plain(self._config.search)
         if settings.pop("prior") not in ("none", "virtual"):
             raise SpecError("search.prior", self._config.search.prior, "choose none or virtual")
+        del settings["axis"]  # of a job: what its sweep searches
         search = from_json(Search, settings, "search.")
         if (questions := self._config.questions) not in (None, *QUESTIONS):
             raise SpecError("questions", questions, f"choose one of {', '.join(QUESTIONS)}, or null")
@@ -112,9 +115,15 @@ class UntilOom(Sweeper):
             axes, batch_sizes = self._axes(grid + arguments)
             for overrides in itertools.product(*axes.values()):
                 config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
-                jobs = [job_from(config, size) for size in batch_sizes or (1,)]
-                walk = Walk(overrides=list(overrides), job=jobs[0], search=replace(search, batch_sizes=batch_sizes))
-                walks.setdefault((walk.job.sweep, walk.job.spec.series_id), walk)
+                if OmegaConf.is_missing(config, SizeAxis.SEQ_LEN.value):
+                    found = _length_walks(list(overrides), config, search, batch_sizes)
+                else:
+                    jobs = [job_from(config, batch_size=size) for size in batch_sizes or (1,)]
+                    given = replace(search, batch_sizes=batch_sizes)
+                    found = [Walk(overrides=list(overrides), job=jobs[0], search=given)]
+                for walk in found:
+                    walks.setdefault((walk.job.sweep, walk.series_id), walk)
+        screen.with_length = any(walk.axis is SizeAxis.SEQ_LEN for walk in walks.values())
         return list(walks.values())
 
     def _with_device(self, arguments: list[str], screen: Screen) -> list[str]:
@@ -170,8 +179,8 @@ class UntilOom(Sweeper):
             if not walk.outcomes and walk.guess is None:
                 walk.guess = guess_from_similar(walk, walks) or self._prior(walk, screen)
         sizes = [size for walk in going if (size := walk.next()) is not None]
-        screen.measuring([replace(walk.job.spec, batch_size=size) for walk, size in zip(going, sizes, strict=True)])
-        jobs = [[*walk.overrides, f"batch_size={size}"] for walk, size in zip(going, sizes, strict=True)]
+        screen.measuring([walk.spec_at(size) for walk, size in zip(going, sizes, strict=True)])
+        jobs = [walk.overrides_at(size) for walk, size in zip(going, sizes, strict=True)]
         results = self._launcher.launch(jobs, initial_job_idx=spent.cells)
         spent.cells += len(jobs)
         for walk, size, result in zip(going, sizes, results, strict=True):
@@ -187,6 +196,8 @@ class UntilOom(Sweeper):
         spec = walk.job.spec
         if self._config.search.prior != "virtual" or spec.device.kind is not DeviceKind.CUDA:
             return None
+        if walk.axis is not SizeAxis.BATCH_SIZE:
+            return None
         store = Store(RESULTS / f"{walk.job.sweep}-virtual")
         with store.lock():
             limit = virtual_limit(spec, visible_gpus()[0].name, store, walk.search)
@@ -200,7 +211,7 @@ class UntilOom(Sweeper):
         """What `dry_run` prints."""
         going = [(walk, size) for walk in walks if (size := walk.next()) is not None]
         for walk, size in going:
-            screen.planned(replace(walk.job.spec, batch_size=size))
+            screen.planned(walk.spec_at(size))
         given = [set(walk.search.batch_sizes or ()) - set(walk.outcomes) for walk, _ in going]
         searched = sum(3 + walk.search.points // 2 for walk, _ in going if not walk.search.batch_sizes)
         about = f"{'about' if searched else 'at most'} {sum(map(len, given)) + searched}"
@@ -211,11 +222,13 @@ class UntilOom(Sweeper):
         from sweep import plots, report, studies
 
         questions = self._config.questions
-        wanted = {walk.job.spec.series_id for walk in walks}
+        wanted, along = {walk.series_id for walk in walks}, {walk.axis for walk in walks}
         all_records: list[CellRecord] = []
         for store in stores.values():
             store.write_table()
-            records = [record for record in store.records() if record.series_id in wanted]
+            records = [
+                record for record in store.records() if any(series_along(record, axis) in wanted for axis in along)
+            ]
             if not records:
                 continue
             all_records += records
@@ -233,6 +246,25 @@ class UntilOom(Sweeper):
 def _plain(config: DictConfig) -> dict[str, Any]:
     content: Any = OmegaConf.to_container(config, resolve=True)
     return dict(content)
+
+
+def _length_walks(
+    overrides: list[str], config: DictConfig, search: Search, batch_sizes: tuple[int, ...] | None
+) -> list[Walk]:
+    """One walk over the sequence length for each given batch size."""
+    axis, step = SizeAxis.SEQ_LEN, search.seq_len_step
+    if batch_sizes is None:
+        raise SpecError(axis.value, "???", "one of two is searched at a time: give batch_size, such as batch_size=1")
+    walks = []
+    overrides = [override for override in overrides if not override.startswith(f"{axis.value}=")]
+    for size in batch_sizes:
+        job = job_from(config, batch_size=size, seq_len=step)
+        reach = min(length for length in (job.spec.model.context, search.max_seq_len, LONGEST) if length is not None)
+        if reach < step:
+            raise SpecError("search.max_seq_len", reach, f"give at least one step: search.seq_len_step is {step}")
+        limited = replace(search, max_batch_size=reach // step)
+        walks.append(Walk(overrides=[*overrides, f"batch_size={size}"], job=job, search=limited, axis=axis, unit=step))
+    return walks
 
 
 def _batch_sizes(override: Override) -> tuple[int, ...] | None:

@@ -79,6 +79,8 @@ def verdicts(panels: Sequence[Sequence[Series]], axis: str) -> list[str]:
     """Whether changing `axis` ever beats the first series' best seconds per sample; in counts where there are many."""
     said, paying, guessed = [], 0, False
     for first, *others in panels:
+        if first.fixed_size:
+            continue  # a longer sequence is another sample
         for other in others:
             bases = [(each.fastest, timing_of(each.fastest) if each.fastest else None) for each in (first, other)]
             (base, base_timing), (best, timing) = bases
@@ -113,7 +115,7 @@ def headline(series: Sequence[Series]) -> str:
     """What these series have in common: model, engine, devices, sequence length."""
     first, varying = series[0], varying_axes(series)
     parts = [first.label(a for a in ("model", "engine") if a not in varying), _devices(first, varying)]
-    parts.append(first.label(a for a in ("seq_len",) if a not in varying))
+    parts.append(first.label(a for a in ("seq_len", *first.fixed_size) if a not in varying))
     return ", ".join(part for part in parts if part)
 
 

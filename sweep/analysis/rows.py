@@ -58,7 +58,7 @@ def table(series: Sequence[Series]) -> list[Row]:
 
 def row_of(one: Series, varying: Sequence[str]) -> Row:
     configuration = {axis: axis_cell(axis, one.value(axis)) for axis in varying}
-    notes = [f"{r.spec.batch_size}: {outcome(r)}, although {one.largest} runs" for r in one.surprises]
+    notes = [f"{one.size_of(r)}: {outcome(r)}, although {one.largest} runs" for r in one.surprises]
     if one.superseded:
         notes.append(f"older records from another environment, left out: {one.superseded}")
     best = one.best
@@ -83,8 +83,8 @@ def row_of(one: Series, varying: Sequence[str]) -> Row:
         configuration=configuration,
         largest=f"{one.largest}" if one.bounded else f"at least {one.largest}",
         running=one.largest_running,
-        overall=best.spec.batch_size * best.spec.data_parallel_size,
-        effective=best.spec.effective_batch_size,
+        overall=None if one.fixed_size else best.spec.batch_size * best.spec.data_parallel_size,
+        effective=None if one.fixed_size else best.spec.effective_batch_size,
         allocated_gib=allocated / GIB if allocated is not None else None,
         active_gib=active / GIB if allocated is None and active is not None else None,
         reserved_gib=reserved / GIB if reserved is not None else None,
@@ -108,19 +108,19 @@ def limits(group: Sequence[Series], axis: str) -> str:
         also = f"; {slower} runs, too slow to use" if slower else ""
         said.append(f"{row.largest} ({(axis_label(axis, value) if few else '') or axis_cell(axis, value)}{also})")
     by = "" if few else f", by {axis_name(axis)}"
-    return f"largest batch size that fits, per device{by}: {', '.join(said)}"
+    return f"largest {group[0].size_name} that fits, per device{by}: {', '.join(said)}"
 
 
 def _next_size(one: Series) -> str:
     end = one.ended_by
     if end is None:
         return "nothing larger was tried"
-    size = end.spec.batch_size
+    size = one.size_of(end)
     slow = one.slowdowns.get(size)
     text = f"{size}: {outcome(end)}" if slow is None else f"{size}: runs, but a sample takes {slow - 1:.0%} longer"
     failure = failure_of(end)
     if (
-        size == 1
+        size == one.step
         and end.status is Status.OOM
         and failure
         and failure.requested_bytes
@@ -129,7 +129,7 @@ def _next_size(one: Series) -> str:
         text += f", {size_text(max(0, failure.requested_bytes - failure.free_bytes))} more than was free"
     if one.first_oom not in (None, size):
         text += f"; {one.first_oom}: {outcome(one.records[one.first_oom])}"
-    first, last = (one.largest or 0) + 1, size - 1
+    first, last = (one.largest or 0) + one.step, size - one.step
     if first <= last:
         text += f" ({first if first == last else f'{first} to {last}'} not tried)"
     return text

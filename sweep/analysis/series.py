@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from sweep.analysis.timing import timing_of
 from sweep.analysis.words import axis_label
 from sweep.record import CellRecord, RankRecord, Status
-from sweep.spec import CellSpec, DeviceKind, to_json
+from sweep.spec import CellSpec, DeviceKind, SizeAxis, to_json
 
 # What `CellSpec.axes` already shows, as paths into the JSON of a spec.
 _SHOWN_BY_AXES = ("model.name", "engine.name", "engine.zero_stage", "device.kind", "device.gpu.key")
@@ -28,13 +28,37 @@ class Series:
     details: Mapping[str, object] = field(default_factory=dict)
     """Every other field of the spec, by its dotted path."""
     records: Mapping[int, CellRecord]
-    """By batch size, ascending, all from the newest environment."""
+    """By size, ascending, all from the newest environment."""
+    size_axis: SizeAxis = SizeAxis.BATCH_SIZE
+    """What the sizes are: sequences per device and pass, or tokens per sequence."""
     superseded: int = 0
     """Older records, from another environment, that are left out."""
 
     @property
     def spec(self) -> CellSpec:
         return next(iter(self.records.values())).spec
+
+    def size_of(self, record: CellRecord) -> int:
+        return int(getattr(record.spec, self.size_axis.value))
+
+    @property
+    def size_name(self) -> str:
+        return {SizeAxis.BATCH_SIZE: "batch size", SizeAxis.SEQ_LEN: "sequence length"}[self.size_axis]
+
+    @property
+    def size_label(self) -> str:
+        """Of an axis of sizes in a chart."""
+        return "batch size per device" if self.size_axis is SizeAxis.BATCH_SIZE else "sequence length (tokens)"
+
+    @property
+    def fixed_size(self) -> tuple[str, ...]:
+        """The axis that a series over batch sizes has not."""
+        return () if self.size_axis is SizeAxis.BATCH_SIZE else ("batch_size",)
+
+    @property
+    def step(self) -> int:
+        """By how much sizes differ at the least: sequence lengths are searched in steps."""
+        return 1 if self.size_axis is SizeAxis.BATCH_SIZE else math.gcd(*self.records)
 
     @cached_property
     def slowdowns(self) -> Mapping[int, float]:
@@ -44,6 +68,8 @@ class Series:
         every size stays within 2% of it but the last, which takes 53% longer.
         """
         best, found = math.inf, {}
+        if self.size_axis is SizeAxis.SEQ_LEN:
+            return {}  # attention makes a token of a longer sequence dearer: that is what one pays for its length
         for size, record in self.records.items():
             timing = timing_of(record)  # an estimate knows nothing of what makes a size slow
             if record.status is Status.OK and timing and not timing.is_estimated:
@@ -68,7 +94,7 @@ class Series:
     @property
     def largest_running(self) -> int | None:
         """The largest batch size that ran at all."""
-        return max((record.spec.batch_size for record in self.measured), default=None)
+        return max(map(self.size_of, self.measured), default=None)
 
     @property
     def best(self) -> CellRecord | None:
@@ -89,7 +115,7 @@ class Series:
     def last_telling(self) -> int:
         """The largest size to show: what a search tried beyond the first one that does not fit adds nothing."""
         end = self.ended_by
-        return self.first_oom or (end.spec.batch_size if end else self.largest or 0)
+        return self.first_oom or (self.size_of(end) if end else self.largest or 0)
 
     @property
     def bounded(self) -> bool:
@@ -97,8 +123,8 @@ class Series:
         end = self.ended_by
         return (
             end is not None
-            and (end.status is Status.OOM or end.spec.batch_size in self.thrashing)
-            and end.spec.batch_size == (self.largest or 0) + 1
+            and (end.status is Status.OOM or self.size_of(end) in self.thrashing)
+            and self.size_of(end) == (self.largest or 0) + self.step
         )
 
     @property
@@ -151,8 +177,12 @@ class Series:
 
     @cached_property
     def fastest(self) -> CellRecord | None:
-        """The record with the fewest seconds per sample."""
-        timed = [(timing.samples_per_second, record) for record in self.measured if (timing := timing_of(record))]
+        """The record with the fewest seconds per sample, or per token where the sequence length is searched."""
+        timed = [
+            (timing.samples_per_second * (self.size_of(record) if self.fixed_size else 1), record)
+            for record in self.measured
+            if (timing := timing_of(record))
+        ]
         return max(timed, key=lambda found: found[0], default=(0.0, None))[1]
 
     @cached_property
@@ -183,10 +213,29 @@ def series_of(records: Iterable[CellRecord]) -> list[Series]:
     by_spec: dict[str, list[CellRecord]] = {}
     for record in records:
         by_spec.setdefault(record.series_id, []).append(record)
-    return [one for same_spec in by_spec.values() for one in _by_device(same_spec)]
+    return [one for axis, cells in _along_one_axis(by_spec.values()) for one in _by_device(cells, axis)]
 
 
-def _by_device(records: Sequence[CellRecord]) -> list[Series]:
+def _along_one_axis(by_spec: Collection[list[CellRecord]]) -> Iterable[tuple[SizeAxis, list[CellRecord]]]:
+    """What grows in each series, as it was searched. A cell may be part of two: of a batch size, and of a length."""
+    lengths: dict[str, list[CellRecord]] = {}
+    kin = dict.fromkeys(
+        record.spec.series_along(SizeAxis.SEQ_LEN)
+        for cells in by_spec
+        for record in cells
+        if record.searched is SizeAxis.SEQ_LEN
+    )
+    for cells in by_spec:
+        if kin:
+            for record in cells:
+                if (along := record.spec.series_along(SizeAxis.SEQ_LEN)) in kin:
+                    lengths.setdefault(along, []).append(record)
+        if not all(record.searched is SizeAxis.SEQ_LEN for record in cells):
+            yield SizeAxis.BATCH_SIZE, cells
+    yield from ((SizeAxis.SEQ_LEN, cells) for cells in lengths.values())
+
+
+def _by_device(records: Sequence[CellRecord], axis: SizeAxis) -> list[Series]:
     records = sorted(records, key=lambda r: r.started_at)
     named = {r.cell_id: rank.device_name for r in records if (rank := _headline(r)) is not None}
     named |= {r.cell_id: str(r.environment["gpu"]) for r in records if r.imported_from and "gpu" in r.environment}
@@ -199,16 +248,21 @@ def _by_device(records: Sequence[CellRecord]) -> list[Series]:
     for device, cells in by_device.items():
         # One line in a chart is one environment: after an upgrade the old figures must not fill its gaps.
         current = [r for r in cells if _software(r) == _software(cells[-1])]
-        newest = {r.spec.batch_size: r for r in current}
+        newest = {int(getattr(r.spec, axis.value)): r for r in current}
         spec = cells[-1].spec
         axes = dict(spec.axes)
         if spec.device.kind is DeviceKind.CUDA:
             axes["gpu"] = device
+        details = _details(spec)
+        if axis is SizeAxis.SEQ_LEN:
+            axes["seq_len"] = None
+            details["batch_size"] = spec.batch_size
         found.append(
             Series(
-                series_id=cells[-1].series_id,
+                series_id=cells[-1].series_id if axis is SizeAxis.BATCH_SIZE else spec.series_along(axis),
                 axes=axes,
-                details=_details(spec),
+                details=details,
+                size_axis=axis,
                 records={size: newest[size] for size in sorted(newest)},
                 superseded=len(cells) - len(newest),
             )

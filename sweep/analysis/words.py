@@ -23,7 +23,7 @@ def axis_label(axis: str, value: object) -> str:
         case "expandable_segments":
             return "expandable segments" if value else "no expandable segments"
         case "seq_len":
-            return f"sequence length {value}"
+            return "" if value is None else f"sequence length {value}"
         case "optimizer":
             return {"adamw": "AdamW", "sgd": "SGD"}.get(str(value), str(value))
         case "workload":

@@ -23,7 +23,7 @@ from sweep.launch.stall import StallDetector
 from sweep.launch.turns import turn
 from sweep.launch.warm import spawn_warm
 from sweep.record import CellRecord, Failure, RankRecord, Status
-from sweep.spec import CellSpec, DeviceKind, cell_id, from_json, unsupported_reason
+from sweep.spec import CellSpec, DeviceKind, SizeAxis, cell_id, from_json, unsupported_reason
 from sweep.store import CellDirectory, Store, StoreError, write_json
 
 _pace = Pace()
@@ -36,6 +36,7 @@ def run_cell(
     *,
     force: bool = False,
     explain: Request | None = None,
+    searched: SizeAxis = SizeAxis.BATCH_SIZE,
 ) -> CellRecord:
     """The stored record of this cell, or a new one: measured now and saved. `force` measures again.
 
@@ -61,6 +62,7 @@ def run_cell(
             failure=failure,
             started_at=started_at,
             duration_seconds=time.monotonic() - start,
+            searched=searched,
             estimate=estimate_of(spec, directory.path) if status is Status.OK else None,
         )
 

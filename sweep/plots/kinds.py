@@ -53,7 +53,7 @@ def series_figure(one: Series) -> Figure:
     capacity(axes, [one])
     memory_limits(axes, [one])
     overall_axis(axes, one, batch_axis(axes, [one], most=16))
-    axes.set_xlabel("batch size per device")
+    axes.set_xlabel(one.size_label)
     axes.set_ylabel("memory per device, peak (GiB)")
     oom = oom_marks(axes, one, BLACK, Counter())
     ending(axes, one)

@@ -41,7 +41,7 @@ def heat_map(series: Group) -> Figure:
             if size <= one.last_telling:
                 _draw_cell(axes, x, y, one, size)
     _frame_cells(axes, list(map(str, sizes)), names)
-    axes.set_xlabel("batch size per device")
+    axes.set_xlabel(" or ".join(dict.fromkeys(one.size_label for one in series)))
     notes = [CELL_NOTE]
     if len(series) > len(shown):
         notes.append(f"the first {len(shown)} of {len(series)} series")
@@ -53,7 +53,9 @@ def heat_map(series: Group) -> Figure:
 
 def widest_axes(series: Group) -> MapAxes | None:
     """The two axes with most values, where they span enough cells to be worth a map."""
-    counts = Counter({axis: len({one.value(axis) for one in series}) for axis in varying_axes(series)})
+    counts = Counter(
+        {axis: len({one.value(axis) for one in series}) for axis in varying_axes(series) if axis != BATCH_SIZE}
+    )
     widest = counts.most_common(2)
     if len(widest) < 2 or widest[0][1] * widest[1][1] < FEWEST_CELLS:
         return None
@@ -100,7 +102,7 @@ def limits_map(series: Group, rows: str, columns: str) -> Figure:
     if BATCH_SIZE in (rows, columns):
         notes, scale, label = [CELL_NOTE], Normalize(0, 1), "reserved, part of capacity"
     else:
-        notes, scale, label = [LIMIT_NOTE], Normalize(0, most), "largest batch size that fits"
+        notes, scale, label = [LIMIT_NOTE], Normalize(0, most), f"largest {series[0].size_name} that fits"
     if len(groups) > len(panels):
         notes.append(f"the first {len(panels)} of {len(groups)} maps; --where narrows them")
     figure.colorbar(mpl.cm.ScalarMappable(scale, COLOURS), ax=grid, label=label, fraction=0.04)
@@ -108,7 +110,7 @@ def limits_map(series: Group, rows: str, columns: str) -> Figure:
 
 
 CELL_NOTE = "number: GiB reserved; lighter is fuller; hatched: out of memory; in brackets: runs, too slow to use"
-LIMIT_NOTE = "number: largest batch size per device that fits; +: the next one was not tried; hatched: nothing fits"
+LIMIT_NOTE = "number: largest that fits; +: the next one was not tried; hatched: nothing fits"
 
 
 def _sizes(series: Group) -> list[int]:
@@ -168,4 +170,4 @@ def _fullness(one: Series, record: CellRecord) -> tuple[float | None, str]:
         return None, words.get(record.status, "failed")
     text = f"{rank.reserved_peak_bytes / GIB:.3g}"
     share = min(1.0, rank.reserved_peak_bytes / rank.capacity_bytes)
-    return share, f"({text})" if record.spec.batch_size in one.thrashing else text
+    return share, f"({text})" if one.size_of(record) in one.thrashing else text

@@ -50,7 +50,7 @@ def samples_figure(series: Group, samples: int = SAMPLES) -> Figure:
     chosen, notes = _chosen(series)
     looks = _looks(chosen, series)
     for one, look in zip(chosen, looks, strict=True):
-        timed = {r.spec.batch_size: timing for r in one.measured if (timing := timing_of(r))}
+        timed = {one.size_of(r): timing for r in one.measured if (timing := timing_of(r))}
         minutes = {size: samples * timing.seconds_per_sample / 60 for size, timing in timed.items()}
         if one.time_is_estimated:
             line(axes, one, minutes, replace(look, dashes=ESTIMATED), "estimated-minutes")
@@ -58,7 +58,7 @@ def samples_figure(series: Group, samples: int = SAMPLES) -> Figure:
             line(axes, one, minutes, look, "minutes")
     batch_axis(axes, chosen, most=16)
     axes.set_ylim(0, 1.1 * axes.dataLim.y1)
-    axes.set_xlabel("batch size per device")
+    axes.set_xlabel(series[0].size_label)
     axes.set_ylabel(time_label(f"minutes for {samples:,} samples", chosen))
     keys = [*(look.key for look in looks), *estimated_key(chosen), *mark_keys(chosen, False, False)]
     return framed(figure, series, analysis.settings(series), keys, [*notes, *analysis.caveats(series)])
@@ -75,7 +75,7 @@ def pareto_figure(series: Group) -> Figure:
     unit = "samples" if any(timing and timing.tokens_per_second is None for timing in times) else "tokens"
     for one, look in zip(chosen, looks, strict=True):
         cells = [
-            (rank.reserved_peak_bytes / GIB, getattr(timing, f"{unit}_per_second"), record.spec.batch_size)
+            (rank.reserved_peak_bytes / GIB, getattr(timing, f"{unit}_per_second"), one.size_of(record))
             for record in one.measured
             if (timing := timing_of(record)) and (rank := record.largest_rank) and rank.reserved_peak_bytes
         ]
@@ -100,7 +100,7 @@ def pareto_figure(series: Group) -> Figure:
     axes.set_xlabel("reserved per device, peak (GiB)")
     axes.set_ylabel(time_label(f"{unit} per second, all devices", chosen))
     axes.yaxis.set_major_formatter("{x:,.0f}" if unit == "tokens" else "{x:,g}")
-    keys = [*(look.key for look in looks), Line2D([], [], label="Pareto front, with batch sizes", **edge)]
+    keys = [*(look.key for look in looks), Line2D([], [], label=f"Pareto front, with {series[0].size_name}s", **edge)]
     keys += mark_keys(chosen, False, False)
     return framed(figure, series, analysis.settings(series), keys, [*notes, *analysis.caveats(series)])
 
@@ -120,7 +120,7 @@ def devices_figure(one: Series) -> Figure:
             weight=0.8,
         )
         held = {
-            record.spec.batch_size: rank.reserved_peak_bytes / GIB
+            one.size_of(record): rank.reserved_peak_bytes / GIB
             for record in one.measured
             for rank in record.ranks
             if rank.rank == number and rank.reserved_peak_bytes
@@ -132,6 +132,6 @@ def devices_figure(one: Series) -> Figure:
     capacity(axes, [one])
     memory_limits(axes, [one])
     batch_axis(axes, [one], most=16)
-    axes.set_xlabel("batch size per device")
+    axes.set_xlabel(one.size_label)
     axes.set_ylabel("reserved by each device, peak (GiB)")
     return framed(figure, [one], analysis.settings([one]), keys, analysis.caveats([one]))

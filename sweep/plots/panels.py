@@ -19,10 +19,10 @@ def memory(axes: Axes, one: Series, reserved: Look, allocated: Look) -> None:
     """Lines of the headline rank, and a band from the smallest to the largest rank."""
     for name, look in (("reserved", reserved), (one.used, allocated)):
         gib = {
-            r.spec.batch_size: [(getattr(rank, f"{name}_peak_bytes") or math.nan) / GIB for rank in r.ranks]
+            one.size_of(r): [(getattr(rank, f"{name}_peak_bytes") or math.nan) / GIB for rank in r.ranks]
             for r in one.measured
         }
-        headline = {r.spec.batch_size: r.ranks.index(rank) for r in one.measured if (rank := r.largest_rank)}
+        headline = {one.size_of(r): r.ranks.index(rank) for r in one.measured if (rank := r.largest_rank)}
         sizes = line(axes, one, {size: gib[size][rank] for size, rank in headline.items()}, look, name)
         if any(len(values) > 1 for values in gib.values()):
             low, high = ([pick(gib.get(size, [math.nan])) for size in sizes] for pick in (min, max))
@@ -44,7 +44,7 @@ def line(axes: Axes, one: Series, values: Mapping[int, float], look: Look, name:
 
 def times(axes: Axes, one: Series, look: Look) -> None:
     """Median of the measured iterations, with a bar from the fastest to the slowest; estimates dashed, without bars."""
-    timed = {r.spec.batch_size: timing for r in one.measured if (timing := timing_of(r))}
+    timed = {one.size_of(r): timing for r in one.measured if (timing := timing_of(r))}
     seconds = {size: timing.seconds for size, timing in timed.items()}
     if one.time_is_estimated:
         line(axes, one, seconds, replace(look, dashes=ESTIMATED), "estimated-seconds")
@@ -62,10 +62,12 @@ def time_reference(axes: Axes, one: Series, look: Look) -> Line2D | None:
     if best is None or timing is None:
         return None
     end = axes.get_xlim()[1]
-    slope = timing.seconds / best.spec.batch_size
+    slope = timing.seconds / one.size_of(best)
     style: dict[str, Any] = {"color": look.colour, "linestyle": ":", "linewidth": 1.6}
     axes.plot([0, end], [0, slope * end], gid=f"reference {one.series_id}", zorder=1.5, scalex=False, **style)
-    return Line2D([], [], label=f"{look.label}: as fast per sample as its best", **style)
+    return Line2D(
+        [], [], label=f"{look.label}: as fast per {'token' if one.fixed_size else 'sample'} as its best", **style
+    )
 
 
 def memory_reference(axes: Axes, one: Series, look: Look) -> Line2D | None:
@@ -138,8 +140,9 @@ def batch_axis(axes: Axes, series: Group, most: int) -> list[int]:
     """Limits and whole-numbered ticks, at most so many; no tick beyond the largest size that was tried."""
     low, high = min(next(iter(one.records)) for one in series), max(one.last_telling for one in series)
     room = max(0.6, 0.09 * (high - low)) if any(one.first_oom for one in series) else 0.5
-    axes.set_xlim(low - 0.5, high + room)
-    steps = (base * 10**power for power in range(6) for base in (1, 2, 5))
+    unit = min(one.step for one in series)
+    axes.set_xlim(low - 0.5 * unit, high + room * (1 if unit == 1 else 2))
+    steps = (unit * base * 10**power for power in range(6) for base in (1, 2, 5))
     step = next(step for step in steps if (high - low) / step < most)
     ticks = sorted({low, *range(step * math.ceil(low / step), high + 1, step)})
     axes.set_xticks(ticks)
@@ -148,7 +151,7 @@ def batch_axis(axes: Axes, series: Group, most: int) -> list[int]:
 
 def overall_axis(axes: Axes, one: Series, ticks: Sequence[int]) -> None:
     world, accumulation = one.spec.data_parallel_size, one.spec.accumulation
-    if world * accumulation == 1:
+    if world * accumulation == 1 or one.fixed_size:
         return
     top = axes.secondary_xaxis("top")
     top.set_xticks(ticks, [str(world * tick) for tick in ticks])
@@ -159,7 +162,9 @@ def overall_axis(axes: Axes, one: Series, ticks: Sequence[int]) -> None:
 def shared_batch_axis(grid: Sequence[Axes], series: Group, columns: int, used: int) -> None:
     ticks = batch_axis(grid[0], series, most=16 if columns == 1 else 9)
     worlds = {one.spec.data_parallel_size for one in series}
-    label = "batch size per device"
+    label = series[0].size_label
+    if series[0].fixed_size:
+        worlds = {1}  # sequences have no length over all devices
     if worlds != {1} and len(worlds) == 1:
         world = worlds.pop()
         grid[0].set_xticks(ticks, [f"{tick}\n{world * tick}" for tick in ticks])
@@ -171,7 +176,7 @@ def shared_batch_axis(grid: Sequence[Axes], series: Group, columns: int, used: i
 
 def oom_marks(axes: Axes, one: Series, colour: str, marked: Counter[int], gap: float = 0.05) -> bool:
     """Crosses on the capacity line where memory ran out, stacked at one size. Whether there are any."""
-    sizes = [r.spec.batch_size for r in one.surprises if r.status is Status.OOM]
+    sizes = [one.size_of(r) for r in one.surprises if r.status is Status.OOM]
     sizes += [first] if (first := one.first_oom) else []
     base = (one.capacity_bytes or highest_bytes(one)) / GIB
     heights = [base * (1 + gap * marked[size]) for size in sizes]
@@ -189,7 +194,7 @@ def ending(axes: Axes, one: Series) -> None:
         if one.measured:
             say(axes, what.split(",")[0], upright_at=(first + right) / 2)
         else:
-            say(axes, f"nothing fits\n{what}\nat batch size {first}")
+            say(axes, f"nothing fits\n{what}\nat {one.size_name} {first}")
     for size, record in one.records.items():
         if record.status not in (Status.OK, Status.THRASHING, Status.OOM) and size < right:
             axes.axvline(size, color="#666666", linestyle=":", linewidth=1.2, gid="broken")

@@ -31,7 +31,7 @@ VIRTUAL_CLOCK = "virtual GPU: the clock is the host's and kernels do nothing, so
 def traced(one: Series, read: ReadTraces, batch_size: int | None = None) -> tuple[CellRecord, Traces] | None:
     """The cell to show, with its traces: of this batch size, else the largest usable one, else any that has some."""
     records = one.records.values() if batch_size is None else [r for b, r in one.records.items() if b == batch_size]
-    for record in sorted(records, key=lambda record: (record is not one.best, -record.spec.batch_size)):
+    for record in sorted(records, key=lambda record: (record is not one.best, -one.size_of(record))):
         if found := read(record):
             return record, found
     return None
@@ -68,7 +68,10 @@ def trace_figure(one: Series, record: CellRecord, traces: Traces) -> Figure:
     axes.set_ylabel("used of the device, sampled by NVML (GiB)")
     present = {phase.phase for phase in first.phases}
     keys += [Patch(color=colour, label=phase.value) for phase, colour in GROUNDS.items() if phase in present]
-    size = record.spec.batch_size
-    notes = [f"batch size {size}: {analysis.outcome(record)}", "forward, backward and optimizer repeat per iteration"]
+    size = one.size_of(record)
+    notes = [
+        f"{one.size_name} {size}: {analysis.outcome(record)}",
+        "forward, backward and optimizer repeat per iteration",
+    ]
     notes += [VIRTUAL_CLOCK] if one.is_virtual else []
     return framed(figure, [one], analysis.settings([one]), keys, [*notes, *analysis.caveats([one])])

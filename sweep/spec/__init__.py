@@ -8,6 +8,7 @@ from sweep.spec.cell import (
     GpuSpec,
     Optimizer,
     Precision,
+    SizeAxis,
     cell_id,
 )
 from sweep.spec.engine import EngineName, EngineSpec
@@ -32,6 +33,7 @@ __all__ = [
     "ModelSpec",
     "Optimizer",
     "Precision",
+    "SizeAxis",
     "SpecError",
     "Task",
     "Weights",

@@ -28,6 +28,13 @@ class DeviceKind(str, Enum):
     CPU = "cpu"
 
 
+class SizeAxis(str, Enum):
+    """What grows along a series; the name of the field."""
+
+    BATCH_SIZE = "batch_size"
+    SEQ_LEN = "seq_len"
+
+
 class Precision(str, Enum):
     """`bf16` and `fp16` are mixed precision with fp32 master weights; `bf16_pure` keeps everything in bf16."""
 
@@ -162,8 +169,13 @@ class CellSpec:
     @property
     def series_id(self) -> str:
         """The same for all cells that differ in batch size alone."""
+        return self.series_along(SizeAxis.BATCH_SIZE)
+
+    def series_along(self, *axes: SizeAxis) -> str:
+        """The same for all cells that differ in these alone."""
         content = _identity(self)
-        del content["batch_size"]
+        for axis in axes:
+            del content[axis.value]
         return _digest(content)
 
     @property
