@@ -1,6 +1,7 @@
 # Everything a person types. Each target makes the virtual environment that it needs.
 #   make sweep                                    a first look, in a minute or two
 #   make sweep MODEL=llama3-8b                    the default grid, each series until out of memory
+#   make sweep EXPERIMENT=checkpointing           a published study again, with its questions answered (docs/)
 #   make sweep MODEL=tiny DEVICE=cpu              real training on this machine's CPU
 #   make sweep MODEL=llama3-8b GPU=h100-80gb precision=bf16 batch_size=1,2,4      any value of conf/ by its name
 #   make sweep MODEL=llama3-8b ARGS="--dry-run"                                  anything else for sweep.run
@@ -13,7 +14,7 @@ options := $(strip $(foreach g,$(GROUPS_),$(if $($(g)),$(shell echo $(g) | tr A-
 values := $(strip $(filter-out $(foreach g,$(GROUPS_) PYTHON ARGS,$(g)=%),$(MAKEOVERRIDES)))
 overrides := $(options) $(values) $(if $(MODEL)$(EXPERIMENT),,experiment=first)
 
-.PHONY: setup sweep plots report test test-all lint bench gpu-check clean
+.PHONY: setup sweep plots report docs test test-all lint bench gpu-check clean
 
 setup: $(INSTALLED)
 
@@ -31,6 +32,10 @@ plots: $(INSTALLED)
 
 report: $(INSTALLED)
 	@$(BIN)/python -m sweep.report
+
+# The pages of the published studies, from docs/records/ and what results/ has of their experiments.
+docs: $(INSTALLED)
+	@$(BIN)/python -m sweep.studies --take results
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow and not gpu"

@@ -38,6 +38,26 @@ def test_a_value_on_the_command_line_picks_parts_or_replaces_what_they_say() -> 
                 "llama3-8b ZeRO-3, fp16, checkpointing, expandable, batch 1",
             ],
         ),
+        (
+            ["experiment=accumulation-memory"],
+            [
+                f"{model}, {precision}, checkpointing, {accumulation}batch 1"
+                for model in ("pythia-1.4b single", "llama2-7b device_map")
+                for precision in ("fp32", "bf16")
+                for accumulation in ("", "accumulation 2, ")
+            ],
+        ),
+        (
+            ["experiment=accumulation-throughput"],
+            [
+                *("bloom-560m single, fp32, batch 1", "bloom-560m single, fp16, batch 1"),
+                *(
+                    f"bloom-560m single, {precision}, accumulation {accumulation}, batch 1"
+                    for precision in ("fp32", "fp16")
+                    for accumulation in (4, 8, 16)
+                ),
+            ],
+        ),
     ],
 )
 def test_a_study_is_one_experiment(run_sweep: Run, tmp_path: Path, arguments: list[str], cells: list[str]) -> None:

@@ -66,13 +66,20 @@ def _times(pairs: Sequence[tuple[Series, Series]], what: str, other: str) -> Ite
     for without, with_ in timed:
         (verdict,) = analysis.verdicts([[without, with_]], CHECKPOINTING if other == SEGMENTS else SEGMENTS)
         alike = sorted(set(_seconds(without)) & set(_seconds(with_)))
-        text = f"{what} in time, {_name(with_, other)}: {verdict.replace(' the dotted line', ' that')}"
+        text = f"{what} in time, {_name(with_, other)}: {_plain(verdict)}"
         if alike:
             ratios = [_seconds(with_)[size] / _seconds(without)[size] - 1 for size in alike]
             text += f"; at one batch size an iteration takes {_span(ratios)}"
         yield text + "."
     if len(timed) < len(pairs):
         yield f"{what} in time: not answered here for {len(pairs) - len(timed)} of {len(pairs)} pairs, without times."
+
+
+def _plain(verdict: str) -> str:
+    """A chart's verdict without the chart."""
+    return verdict.replace("never gets below the dotted line", "does not pay").replace(
+        "gets below the dotted line", "pays"
+    )
 
 
 def _seconds(one: Series) -> dict[int, float]:
@@ -123,8 +130,8 @@ def _last(one: Series) -> str:
     return f"{size} is usable: {'as fast per sample as the others' if timed else 'no allocator retries'}; {room}"
 
 
-def activation_bytes(one: Series) -> float | None:
-    """Bytes that each further sample adds to the peak of what tensors use, from the line through the usable sizes.
+def memory_line(one: Series) -> tuple[float, float] | None:
+    """Bytes that do not depend on the batch, and bytes that each sample adds: the line through the usable sizes' peaks.
 
     The peak is PyTorch's `allocated`, or `active` where others published that one. From size 3 on where there are
     enough: at the smallest sizes the peak is in the optimizer's step and not among the activations.
@@ -138,13 +145,15 @@ def activation_bytes(one: Series) -> float | None:
     points = [point for point in points if point[0] >= 3] if len(points) > 4 else points
     if len(points) < 2:
         return None
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
+    line = statistics.linear_regression(*zip(*points, strict=True))
+    return line.intercept, line.slope
 
 
 def _activations(one: Series) -> str | None:
-    slope = activation_bytes(one)
-    if slope is None:
+    line = memory_line(one)
+    if line is None:
         return None
+    slope = line[1]
     spec = one.spec
     text = f"{slope / GIB:.2f} GiB per sample of {spec.seq_len} tokens"
     config, dtypes = spec.model.config, _compute_dtypes(one)
@@ -181,7 +190,7 @@ def _duplicated(series: Sequence[Series]) -> Iterator[str]:
         for record in one.measured
         if len(peaks := [r.allocated_peak_bytes or r.active_peak_bytes or 0 for r in record.ranks]) == world
     ]
-    slopes = [slope for one in series if not one.value(CHECKPOINTING) and (slope := activation_bytes(one))]
+    slopes = [line[1] for one in series if not one.value(CHECKPOINTING) and (line := memory_line(one))]
     capacity = series[0].capacity_bytes
     if slopes and capacity:
         every, fits = slopes[0] * world, max(one.largest_running or 0 for one in series if not one.value(CHECKPOINTING))
