@@ -92,7 +92,7 @@ def _memory(record: CellRecord | None) -> str:
 
 def _seconds(record: CellRecord | None) -> str:
     timing = timing_of(record) if record else None
-    return f"{timing.seconds:.3g}" if timing else ""
+    return f"{timing.seconds:.3g}{timing.mark}" if timing else ""
 
 
 def _number(value: float | None) -> str:
@@ -129,8 +129,8 @@ def _sentences(precision: str, pairs: Sequence[Pair]) -> Iterator[str]:
             text += f"; a real batch of {largest.effective}: {analysis.outcome(largest.real)}"
         yield f"{text}."
     if ratios := {p.effective: ratio for p in pairs if p.effective > 1 and (ratio := _ratio(p))}:
-        each = ", ".join(f"{ratio:.2f} times at {effective}" for effective, ratio in ratios.items())
-        yield f"{precision}: an effective batch takes as long accumulated as real {each}."
+        each = ", ".join(f"{ratio:.2f} times (of {effective})" for effective, ratio in ratios.items())
+        yield f"{precision}: accumulated, an effective batch takes{_how(pairs)} {each} as long as in one real batch."
     if differences := [d for pair in pairs if (d := loss_difference(pair)) is not None]:
         agree = "agree" if max(differences) <= AGREE else "do not agree"
         yield (
@@ -142,6 +142,11 @@ def _sentences(precision: str, pairs: Sequence[Pair]) -> Iterator[str]:
 
 def _signed(size: int) -> str:
     return f"{size_text(abs(size))} {'more' if size >= 0 else 'less'}"
+
+
+def _how(pairs: Sequence[Pair]) -> str:
+    timings = [timing_of(record) for pair in pairs for record in (pair.real, pair.accumulated) if record]
+    return ", estimated and not measured," if any(timing.is_estimated for timing in timings if timing) else ""
 
 
 def _ratio(pair: Pair) -> float | None:

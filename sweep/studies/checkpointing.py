@@ -66,13 +66,20 @@ def _times(pairs: Sequence[tuple[Series, Series]], what: str, other: str) -> Ite
     for without, with_ in timed:
         (verdict,) = analysis.verdicts([[without, with_]], CHECKPOINTING if other == SEGMENTS else SEGMENTS)
         alike = sorted(set(_seconds(without)) & set(_seconds(with_)))
-        text = f"{what} in time, {_name(with_, other)}: {_plain(verdict)}"
+        estimated = _is_estimated(without) or _is_estimated(with_)
+        how = "estimated, not measured: " if estimated else ""
+        text = f"{what} in time, {_name(with_, other)}: {how}{_plain(verdict)}"
         if alike:
             ratios = [_seconds(with_)[size] / _seconds(without)[size] - 1 for size in alike]
             text += f"; at one batch size an iteration takes {_span(ratios)}"
         yield text + "."
     if len(timed) < len(pairs):
         yield f"{what} in time: not answered here for {len(pairs) - len(timed)} of {len(pairs)} pairs, without times."
+
+
+def _is_estimated(one: Series) -> bool:
+    timings = (analysis.timing_of(record) for record in one.measured)
+    return any(timing.is_estimated for timing in timings if timing)
 
 
 def _plain(verdict: str) -> str:
@@ -119,15 +126,15 @@ def _last(one: Series) -> str:
         why.append(
             f"in every iteration the allocator runs out of room, and empties its cache and asks again {retries:.3g} "
             f"time{'' if retries == 1 else 's'}, which makes the device wait"
-            + ("" if analysis.timing_of(last) else " (how long was not timed)")
+            + ("" if last.time_is_measured else " (how long was not measured)")
         )
     if slow := one.slowdowns.get(size):
         why.append(f"a sample takes {slow - 1:.0%} longer than at the best smaller size")
     if why:
         best = f"; the largest usable one is {one.largest}" if one.largest else "; no size is usable"
         return f"{size} runs, but does not count as usable: {' and '.join(why)}; {room}{best}"
-    timed = analysis.timing_of(last) is not None
-    return f"{size} is usable: {'as fast per sample as the others' if timed else 'no allocator retries'}; {room}"
+    fast = "as fast per sample as the others" if last.time_is_measured else "no allocator retries"
+    return f"{size} is usable: {fast}; {room}"
 
 
 def memory_line(one: Series) -> tuple[float, float] | None:

@@ -168,6 +168,8 @@ def _shown(figures: Figures | None, base: Figures | None, what: str) -> str:
     form = ".4g" if what == "seconds" else ".0f"
     low, high = (format(each, form) for each in span)
     text = low if low == high else f"{low}-{high}"
+    if what == "seconds" and figures.estimated:
+        text += " est."
     if base and (against := _value(base, what)):
         text += f" ({error(span[1], *against):+.1%})"
     return text

@@ -28,6 +28,8 @@ class Figures:
     reserved: tuple[float, float] | None = None
     nvml: tuple[float, float] | None = None
     seconds: float | None = None
+    estimated: bool = False
+    """Whether the seconds are."""
 
     @property
     def ran(self) -> bool:
@@ -95,6 +97,7 @@ def figures_of(records: Sequence[CellRecord]) -> dict[Key, Figures]:
             reserved=_span([rank.reserved_peak_bytes for rank in ranks]),
             nvml=_span([rank.nvml_used_peak_bytes for rank in ranks]),
             seconds=timing.seconds if timing else None,
+            estimated=timing is not None and timing.is_estimated,
         )
     return found
 

@@ -27,12 +27,23 @@ def checkpointing(found: Sources) -> Iterator[str]:
     if today := sides.get("today"):
         yield f"With today's software: {_limits(published, today)}. {_errors(published, today)}."
         yield from _lines(found.published, found.today)
-    if not any(figures.seconds for figures in sides.get("today", {}).values()):
-        yield "The virtual GPU measures no time: whether checkpointing pays is answered by the published seconds alone."
+    yield from _times(published, sides.get("today", {}))
     yield (
         "A size at which the allocator retries in every iteration does not count as usable where its time was not "
         f"measured. How strict that is, the published seconds show: {'; '.join(_last_batches(found.published))}."
     )
+
+
+def _times(published: Mapping[Key, Figures], today: Mapping[Key, Figures]) -> Iterator[str]:
+    both = [(figures.seconds, today[key].seconds) for key, figures in published.items() if key in today]
+    errors = [ours / theirs - 1 for theirs, ours in both if ours and theirs]
+    if not errors:
+        yield "The virtual GPU measures no time: whether checkpointing pays is answered by the published seconds alone."
+    elif all(figures.estimated for figures in today.values() if figures.seconds):
+        yield (
+            f"The virtual GPU measures no time. Its seconds are estimates, off by {min(errors):+.0%} to "
+            f"{max(errors):+.0%} of the published ones, and no answer is better than they are."
+        )
 
 
 def _last_batches(published: Sequence[CellRecord]) -> Iterator[str]:

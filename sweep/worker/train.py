@@ -9,7 +9,7 @@ import statistics
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -82,7 +82,9 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> tup
         import_workload(spec)
     except Exception as error:  # a model that cannot be: told once there is a record to tell it in
         impossible = error
-    with NvmlSampler(enabled=not on_cpu) as nvml:  # before CUDA starts, so that its baseline is clean
+    with ExitStack() as samplers:  # before CUDA starts, so that their baselines are clean
+        nvml = samplers.enter_context(NvmlSampler(enabled=not on_cpu))
+        further_nvml = [samplers.enter_context(NvmlSampler()) for _ in further_devices(spec)]
         device = torch.device("cpu") if on_cpu else torch.device("cuda", local_rank)
         counters: CpuCounters | CudaCounters
         uuid, refused = None, RefusedRequest()
@@ -100,10 +102,12 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> tup
             properties = torch.cuda.get_device_properties(device)
             capacity = properties.total_memory
             uuid = nvml.bind(str(properties.uuid))
+            for number, sampler in zip(further_devices(spec), further_nvml, strict=True):
+                sampler.bind(str(torch.cuda.get_device_properties(number).uuid))
         if spec.precision is Precision.TF32:
             torch.set_float32_matmul_precision("high")
         torch.manual_seed(spec.seed)
-        progress = Progress(PhaseMemory(counters, further_devices(spec)), file, nvml)
+        progress = Progress(PhaseMemory(counters, further_memory(spec)), file, nvml)
         failure: Failure | None = None
         cause: Cause | None = None
         try:
@@ -122,7 +126,8 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> tup
                 error, rank, progress.memory, progress.iteration, None if on_cpu else device, free, refused
             )
         progress.memory.fold()
-        nvml.finish()
+        for sampler in (nvml, *further_nvml):
+            sampler.finish()
     trained = progress.engine is not None and progress.iteration is not None
     record = RankRecord(
         rank=rank,
@@ -150,7 +155,7 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> tup
         oom=cause is Cause.DEVICE_MEMORY,
         host_oom=cause is Cause.HOST_MEMORY,
     )
-    others = tuple(further_records(progress.memory.others))
+    others = tuple(further_records(progress.memory.others, further_nvml))
     if progress.engine is not None and progress.again is not None and failure is None:
         explain_if_asked(spec, record, progress.engine, device, progress.again, directory)
         if is_countable(spec):
@@ -158,16 +163,18 @@ def run_rank(spec: CellSpec, rank: int, local_rank: int, directory: Path) -> tup
     return (record, *others)
 
 
-def further_devices(spec: CellSpec) -> list[PhaseMemory]:
-    """Of a process that has several, all but the first."""
-    if spec.processes == spec.world_size:
-        return []
-    return [PhaseMemory(CudaCounters(torch.device("cuda", number))) for number in range(1, spec.world_size)]
+def further_devices(spec: CellSpec) -> range:
+    """Of a process that has several devices, the numbers of all but the first."""
+    return range(1, 1 if spec.processes == spec.world_size else spec.world_size)
 
 
-def further_records(others: Iterable[PhaseMemory]) -> Iterator[RankRecord]:
+def further_memory(spec: CellSpec) -> list[PhaseMemory]:
+    return [PhaseMemory(CudaCounters(torch.device("cuda", number))) for number in further_devices(spec)]
+
+
+def further_records(others: Iterable[PhaseMemory], nvml: Iterable[NvmlSampler]) -> Iterator[RankRecord]:
     """What belongs to the process rather than to a device is in the first device's record alone."""
-    for memory in others:
+    for memory, sampler in zip(others, nvml, strict=True):
         assert isinstance(memory.counters, CudaCounters)
         device = memory.counters.device
         properties = torch.cuda.get_device_properties(device)
@@ -179,6 +186,7 @@ def further_records(others: Iterable[PhaseMemory]) -> Iterator[RankRecord]:
             peaks=memory.peaks,
             ooms=memory.counters.ooms(),
             segments=memory.counters.segments(),
+            nvml=sampler.result,
             allocator_settings=allocator_settings(),
         )
 
