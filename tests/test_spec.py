@@ -93,7 +93,10 @@ def test_a_field_of_a_later_version_at_its_default_changes_no_identity(make_spec
         ({"engine": {"name": "device_map"}}, "at least two GPUs; world_size=1"),
         ({"optimizer": "adamw_8bit"}, "kernels that device=virtual cannot run"),
         ({"optimizer": "deepspeed_cpu_adam"}, "needs engine.optimizer_offload=true"),
-        ({"engine": {"name": "deepspeed", "zero_stage": 0}, "precision": "bf16_pure"}, "master weights in stage 0"),
+        (
+            {"engine": {"name": "deepspeed", "zero_stage": 0}, "precision": "bf16_pure"},
+            "bf16 master weights in ZeRO stages 1, 2 and 3 alone",
+        ),
         ({"checkpoint_every": 2}, "without gradient_checkpointing there is nothing"),
     ],
 )

@@ -21,6 +21,8 @@ def deepspeed_config(spec: CellSpec) -> dict[str, Any]:
         config["zero_force_ds_cpu_optimizer"] = False  # otherwise DeepSpeed takes its own CPUAdam alone
     if engine.parameter_offload:
         zero["offload_param"] = {"device": "cpu"}
+    if engine.memory_efficient_linear is not None:
+        zero["memory_efficient_linear"] = engine.memory_efficient_linear
     if engine.reduce_bucket_size is not None:
         zero["reduce_bucket_size"] = engine.reduce_bucket_size
     if engine.prefetch_bucket_size is not None:

@@ -29,6 +29,7 @@ OPTIONS: Mapping[EngineName, frozenset[str]] = {
             "zero_init",
             "optimizer_offload",
             "parameter_offload",
+            "memory_efficient_linear",
             "reduce_bucket_size",
             "prefetch_bucket_size",
             "config",
@@ -51,6 +52,9 @@ class EngineSpec:
     """Optimizer states, and the step, on the host."""
     parameter_offload: bool | None = field(default=None, metadata=LATER)
     """Stage 3: sharded parameters on the host until a layer needs them."""
+    memory_efficient_linear: bool | None = field(default=None, metadata=LATER)
+    """Stage 3: whether a linear layer's gathered weights are let go between its forward and its backward pass (null:
+    they are). DeepSpeed's versions that did so only under `zero.Init` kept them all without it."""
     reduce_bucket_size: int | None = field(default=None, metadata=LATER)
     """Elements that are reduced at once."""
     prefetch_bucket_size: int | None = field(default=None, metadata=LATER)
@@ -82,6 +86,7 @@ class EngineSpec:
             raise SpecError("engine.zero_stage", self.zero_stage, "choose 0, 1, 2 or 3")
         for name, value, wanted in (
             ("zero_init", self.zero_init, "3"),
+            ("memory_efficient_linear", self.memory_efficient_linear, "3"),
             ("parameter_offload", self.parameter_offload, "3"),
             ("prefetch_bucket_size", self.prefetch_bucket_size, "3"),
             ("optimizer_offload", self.optimizer_offload, "1, 2 or 3"),

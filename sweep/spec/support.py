@@ -46,7 +46,7 @@ def _world(spec: CellSpec) -> str | None:
 def _precision(spec: CellSpec) -> str | None:
     if spec.engine.name is EngineName.DEEPSPEED and spec.precision is Precision.BF16_PURE:
         if spec.engine.zero_stage == 0:
-            return "DeepSpeed keeps fp32 master weights in stage 0; choose precision=bf16, or stage 1, 2 or 3"
+            return "DeepSpeed has bf16 master weights in ZeRO stages 1, 2 and 3 alone; in stage 0 choose precision=bf16"
         if spec.engine.optimizer_offload:
             return "DeepSpeed keeps optimizer states in bf16 on the GPU alone; leave engine.optimizer_offload null"
     return None
@@ -61,6 +61,8 @@ def _optimizer(spec: CellSpec) -> str | None:
             return missing
         if offload or spec.engine.name is EngineName.FSDP2:
             return "bitsandbytes' 8-bit AdamW takes whole parameters on the GPU, not offloaded or FSDP2's sharded ones"
+    if spec.optimizer is Optimizer.ADAFACTOR and spec.engine.name is EngineName.FSDP2:
+        return "transformers' Adafactor mixes plain tensors with FSDP2's sharded ones, which PyTorch refuses"
     if spec.optimizer is Optimizer.DEEPSPEED_FUSED_ADAM:
         if spec.device.kind is DeviceKind.CPU or offload:
             return "DeepSpeed's FusedAdam is a CUDA kernel: it steps parameters on the GPU alone"
@@ -77,8 +79,6 @@ def _optimizer(spec: CellSpec) -> str | None:
 def _savers(spec: CellSpec) -> str | None:
     if not spec.gradient_checkpointing and (spec.checkpoint_reentrant or spec.checkpoint_every > 1):
         return "without gradient_checkpointing there is nothing that could be re-entrant or every n-th layer"
-    if spec.checkpoint_reentrant and spec.engine.name is EngineName.DDP and spec.world_size > 1 and spec.lora:
-        return "re-entrant checkpointing under DistributedDataParallel marks parameters ready twice"
     if (spec.liger or spec.loss is Loss.FUSED) and (missing := _missing("liger_kernel", "liger-kernel")):
         return missing
     if spec.attention is Attention.FLASH and (missing := _missing("flash_attn", "flash-attn")):

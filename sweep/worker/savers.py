@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from sweep.spec import Attention, CellSpec, LoraSpec, Loss
+from sweep.spec import Attention, CellSpec, EngineName, LoraSpec, Loss, Precision
 from sweep.worker.failure import NotInEffectError
 
 ATTENTION = {Attention.EAGER: "eager", Attention.SDPA: "sdpa", Attention.FLASH: "flash_attention_2"}
@@ -19,7 +19,11 @@ def apply_savers(spec: CellSpec, model: nn.Module) -> nn.Module:
     if spec.gradient_checkpointing:
         enable_checkpointing(model, reentrant=spec.checkpoint_reentrant, every=spec.checkpoint_every)
     if spec.lora is not None:
-        model = add_adapters(model, spec.lora)
+        # Mixed precision trains fp32 adapters; DeepSpeed keeps the fp32 copies in its own optimizer.
+        half = spec.precision is Precision.BF16_PURE or spec.engine.name is EngineName.DEEPSPEED
+        if spec.gradient_checkpointing:
+            ask_for_gradients(model)
+        model = add_adapters(model, spec.lora, in_fp32=not half)
     if spec.compile:
         model.compile()
     return model
@@ -72,13 +76,15 @@ def checkpointable_layers(model: nn.Module) -> list[Any]:
     ]
 
 
-def add_adapters(model: Any, lora: LoraSpec) -> nn.Module:
-    """Everything but the adapters is frozen; the embeddings' output still asks for gradients, as re-entrant
-    checkpointing needs it and peft's own Trainer sets it."""
+def ask_for_gradients(model: Any) -> None:
+    """Of the frozen embeddings' output, without which re-entrant checkpointing computes no gradients behind it."""
+    model.enable_input_require_grads()
+
+
+def add_adapters(model: Any, lora: LoraSpec, *, in_fp32: bool) -> nn.Module:
+    """Everything but the adapters is frozen; they have the model's dtype, or fp32."""
     import peft
 
     config = peft.LoraConfig(r=lora.rank, target_modules=list(lora.targets) or "all-linear", bias="none")
-    if getattr(model, "is_gradient_checkpointing", False):
-        model.enable_input_require_grads()
-    adapted: nn.Module = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+    adapted: nn.Module = peft.get_peft_model(model, config, autocast_adapter_dtype=in_fp32)
     return adapted.train()

@@ -194,6 +194,8 @@ def further_records(others: Iterable[PhaseMemory], nvml: Iterable[NvmlSampler]) 
 def join_world(spec: CellSpec, device: torch.device) -> None:
     """Form the process group; a single rank needs none, except that DeepSpeed and FSDP2 want one in any case."""
     backend = "gloo" if device.type == "cpu" else "nccl"
+    if spec.engine.cpu_offload:  # gradients are clipped on the host
+        backend = "cpu:gloo,cuda:nccl"
     if spec.processes > 1:
         dist.init_process_group(backend)
     elif spec.engine.name in (EngineName.DEEPSPEED, EngineName.FSDP2):

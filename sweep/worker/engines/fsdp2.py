@@ -58,9 +58,13 @@ class Fsdp2Engine:
             device=self._device,
         )
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
         fsdp2_prepare_model(accelerator, self.model)
         if any(parameter.is_meta for parameter in self.model.parameters()):
             self._fill(buffers)
+        sharded = dict(self.model.named_parameters())
+        for group in given.param_groups if isinstance(given, torch.optim.Optimizer) else given or ():
+            group["params"] = [sharded[names[parameter]] for parameter in group["params"]]
         self.optimizer = optimizer_for(self._spec, self.model, given)
 
     def _fill(self, buffers: dict[str, torch.Tensor]) -> None:
