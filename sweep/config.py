@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from sweep import environment, models, virtual, workloads
+from sweep.config_files import with_file
 from sweep.spec import CellSpec, DeviceKind, EngineName, GpuSpec, Precision, SpecError, from_json, positive
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -58,6 +59,7 @@ def job_from(config: DictConfig, **sizes: int) -> Job:
         wanted = 1
     content["world_size"] = environment.require_device(kind, wanted)
     content["lora"] = _lora(content["lora"])
+    content["engine"] = with_file(content["engine"], content)
     positive("steps", values["steps"])
     content["measured_iterations"] = values["steps"]
     spec = from_json(CellSpec, content)

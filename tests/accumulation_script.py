@@ -1,9 +1,10 @@
-"""Not a test: run by torch.distributed.run on gloo ranks. Prints, for each engine, by how much it strays from plain PyTorch."""
+"""Not a test: run on gloo ranks by `test_engines.py`. Prints by how much each engine strays from plain PyTorch."""
 
 import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -100,7 +101,7 @@ def compare(engine: Mapping[str, Any], rank: int, world: int) -> dict[str, dict[
         spec = cell(engine, world, accumulation)
         torch.manual_seed(0)
         made = make_engine(spec, CPU)
-        made.load(lambda dtype, spec=spec: build_model(spec, dtype))
+        made.load(partial(build_model, spec))
         made.prepare([{"params": list(made.model.parameters()), "lr": LEARNING_RATE}])
         mine = every[:, rank * ROWS : (rank + 1) * ROWS]
         states = steps_of(made, mine, accumulation)
