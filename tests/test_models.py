@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sweep import models
 from sweep.launch import run_cell
 from sweep.record import Status
-from sweep.spec import CellSpec, ModelSpec, SpecError, Weights, from_json
+from sweep.spec import CellSpec, ModelSpec, SpecError, Weights, from_json, unsupported_reason
 from sweep.store import Store
 from sweep.worker import describe
 from sweep.worker.model import build_model
@@ -105,6 +105,9 @@ def test_pretrained_weights_are_those_of_the_folder(make_spec: MakeSpec, folder:
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), saved.parameters(), strict=True))
     record = run_cell(spec, Store(tmp_path / "results"), [])
     assert (record.status, record.reason) == (Status.OK, None)
+
+    sharded = make_spec(model=model, engine={"name": "deepspeed", "zero_stage": 3})
+    assert "choose engine.zero_init=false" in str(unsupported_reason(sharded))
 
     weights = folder / "model.safetensors"
     os.utime(weights, ns=(1, 1))

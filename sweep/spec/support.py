@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from sweep.spec.cell import CellSpec, DeviceKind, Optimizer, Precision
 from sweep.spec.engine import EngineName
+from sweep.spec.model import Weights
 from sweep.spec.savers import Attention, Loss
 
 DEEPSPEED_OWN = (Optimizer.DEEPSPEED_FUSED_ADAM, Optimizer.DEEPSPEED_CPU_ADAM)
@@ -12,7 +13,7 @@ DEEPSPEED_OWN = (Optimizer.DEEPSPEED_FUSED_ADAM, Optimizer.DEEPSPEED_CPU_ADAM)
 
 def unsupported_reason(spec: CellSpec) -> str | None:
     """Why this combination cannot be run, or None."""
-    checks: tuple[Callable[[CellSpec], str | None], ...] = (_device, _world, _precision, _optimizer, _savers)
+    checks: tuple[Callable[[CellSpec], str | None], ...] = (_device, _world, _precision, _optimizer, _savers, _model)
     return next((reason for check in checks if (reason := check(spec)) is not None), None)
 
 
@@ -49,6 +50,12 @@ def _precision(spec: CellSpec) -> str | None:
             return "DeepSpeed has bf16 master weights in ZeRO stages 1, 2 and 3 alone; in stage 0 choose precision=bf16"
         if spec.engine.optimizer_offload:
             return "DeepSpeed keeps optimizer states in bf16 on the GPU alone; leave engine.optimizer_offload null"
+    return None
+
+
+def _model(spec: CellSpec) -> str | None:
+    if spec.model.weights is Weights.PRETRAINED and spec.engine.builds_sharded:
+        return "pretrained weights are not loaded under zero.Init; choose engine.zero_init=false"
     return None
 
 
