@@ -86,13 +86,17 @@ def instrumentation() -> tuple[float, float]:
     timer = CpuTimer()
     timer.start()
 
-    def five(progress: Progress) -> None:
-        for _ in range(5):
-            iterate(spec, engine, batches, progress)
+    def one(progress: Progress) -> None:
+        iterate(spec, engine, batches, progress)
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other wherever the machine does something else
     with tempfile.TemporaryDirectory() as folder:
         counted = Progress(PhaseMemory(CpuCounters()), ProgressFile(Path(folder), 0), timer=timer, iteration=0)
-        return side_by_side(lambda: five(plain), lambda: five(counted))
+        one(plain)
+        both = side_by_side(lambda: one(plain), lambda: one(counted))
+    torch.set_num_threads(threads)
+    return both
 
 
 EDGES = """
