@@ -4,6 +4,7 @@ One Hydra job is one cell. The sweeper (`hydra_plugins/sweep_until_oom`) decides
 in the store, or launches it and saves the record, and returns it. It never raises for what a cell did.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -51,8 +52,10 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    from sweep.usage import fail_on_mistakes
+    from sweep.usage import fail, fail_on_mistakes
 
+    if "TORCHELASTIC_RUN_ID" in os.environ or "LOCAL_RANK" in os.environ:
+        fail("this is one of several ranks, and each would run the whole sweep: start it once, without torchrun.")
     sys.argv[1:] = spelled_out(sys.argv[1:])
     fail_on_mistakes(sys.argv[1:])
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(run)()

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import REPOSITORY
 
-from sweep.launch import run_cell
+from sweep import virtual
+from sweep.launch import commands, run_cell
 from sweep.launch.classify import classify
 from sweep.launch.commands import command, environment
 from sweep.launch.process import Ended, end_marked, start_process, watch
@@ -171,3 +173,49 @@ def test_several_ranks_are_started_by_torch(make_spec: MakeSpec) -> None:
     assert "sweep.launch.elastic --standalone --nproc-per-node=2 --max-restarts=0" in line
     assert line.endswith("-m sweep.worker /cell")
     assert "elastic" not in " ".join(command(make_spec(), Path("/cell")))
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "variable"),
+    [
+        ("2.8.0+cu126", "PYTORCH_CUDA_ALLOC_CONF"),
+        ("2.9.0", "PYTORCH_ALLOC_CONF"),
+        ("2.10.0a0+git1", "PYTORCH_ALLOC_CONF"),
+        ("3.0.0", "PYTORCH_ALLOC_CONF"),
+    ],
+)
+def test_the_allocators_variable_has_the_name_that_this_torch_knows(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, torch_version: str, variable: str
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:1,expandable_segments:True")
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: torch_version)
+    monkeypatch.setattr(commands, "visible_gpus", list)
+    variables = environment(make_spec(device={"kind": "cuda"}), "id")
+    assert {name: value for name, value in variables.items() if "ALLOC_CONF" in name} == {
+        variable: "expandable_segments:False"
+    }
+
+
+@pytest.mark.skipif(virtual.check() is not None, reason=str(virtual.check()))
+def test_an_allocator_variable_that_torch_does_not_know_is_noticed_by_reading_back(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "allocator_variable", lambda: "PYTORCH_ALLOCATOR")
+    device = {"kind": "virtual", "gpu": {"key": "a100-80gb"}}
+    record = run_cell(make_spec(device=device, expandable_segments=True), Store(tmp_path), [])
+    assert (record.status, record.reason) == (
+        Status.UNSUPPORTED,
+        "the allocator did not take expandable_segments=True here",
+    )
+
+
+def test_a_rank_knows_nothing_of_sweeps() -> None:
+    loaded = "import sys, sweep.worker.train; print([name for name in sys.modules if 'hydra' in name])"
+    done = subprocess.run(
+        [sys.executable, "-c", loaded],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"

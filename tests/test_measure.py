@@ -26,6 +26,7 @@ from sweep.worker.failure import NotInEffectError
 from sweep.worker.in_effect import Witness, check, check_steps
 from sweep.worker.model import build_model
 from sweep.worker.random_tokens import RandomBatches
+from sweep.worker.savers import apply_savers
 from sweep.worker.train import Progress, measure, warm_up
 
 MakeSpec = Callable[..., CellSpec]
@@ -118,11 +119,15 @@ def test_precision_and_checkpointing_are_seen_in_effect(
 @pytest.mark.parametrize("way", ["eval mode", "never enabled"])
 def test_checkpointing_that_does_nothing_is_noticed(make_spec: MakeSpec, way: str) -> None:
     spec = make_spec(gradient_checkpointing=True)
-    model = build_model(make_spec(gradient_checkpointing=way == "eval mode"), torch.float32)
+    model = model_of(make_spec(gradient_checkpointing=way == "eval mode"))
     if way == "eval mode":
         model.eval()
     with pytest.raises(NotInEffectError, match="gradient_checkpointing=true is not in effect: a layer ran 1 times"):
         one_iteration(spec, model)
+
+
+def model_of(spec: CellSpec) -> nn.Module:
+    return apply_savers(spec, build_model(spec, torch.float32))
 
 
 def one_iteration(spec: CellSpec, model: nn.Module) -> InEffect:
@@ -134,7 +139,7 @@ def one_iteration(spec: CellSpec, model: nn.Module) -> InEffect:
 
 
 def test_the_witness_leaves_no_hook(make_spec: MakeSpec) -> None:
-    model = build_model(make_spec(), torch.float32)
+    model = model_of(make_spec())
     assert one_iteration(make_spec(), model).layer_forwards == 1
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not any(parameter._backward_hooks for parameter in model.parameters())
@@ -270,10 +275,20 @@ def test_a_loss_that_is_not_finite_is_a_failure(make_spec: MakeSpec, tmp_path: P
 
 def test_frozen_embeddings_get_gradients_behind_a_checkpoint(make_spec: MakeSpec) -> None:
     spec = make_spec(gradient_checkpointing=True)
-    model: Any = build_model(spec, torch.float32)
+    model: Any = model_of(spec)
     model.get_input_embeddings().requires_grad_(False)
     assert one_iteration(spec, model).layer_forwards == 2
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_a_cache_that_was_left_on_does_not_switch_checkpointing_off(make_spec: MakeSpec) -> None:
+    model = read_model("tiny")
+    model["config"] = model["config"] | {"use_cache": True}
+    spec = make_spec(model=model, gradient_checkpointing=True)
+    built: Any = model_of(spec)
+    assert built.config.use_cache
+    assert one_iteration(spec, built).layer_forwards == 2
+    assert built(**RandomBatches(spec, 0, torch.device("cpu")).next()).past_key_values is None
 
 
 def test_peaks_belong_to_their_phase_alone() -> None:

@@ -26,7 +26,7 @@ needs_virtual_gpu = pytest.mark.skipif(virtual.check() is not None, reason=str(v
 def on_two_gpus(program: str, visible: str | None = None) -> str:
     """What a program prints that sees two virtual GPUs."""
     variables = os.environ | virtual.environment(virtual.gpu("a100-80gb"), gpus=2)
-    variables["PYTHONPATH"] += f"{os.pathsep}{REPOSITORY}"
+    variables["PYTHONPATH"] += f"{os.pathsep}{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"
     if visible is not None:
         variables["CUDA_VISIBLE_DEVICES"] = visible
     done = subprocess.run(

@@ -211,3 +211,21 @@ def test_killed_at_any_moment_it_resumes(run_sweep: Run, tmp_path: Path) -> None
     assert all(path.read_bytes() == content for path, content in done_before.items())
     assert list(cells.glob("*/.*partial")) == []
     assert "2 cells of these series are stored already" in done.stdout
+
+
+def test_commas_within_a_value_do_not_split_the_sweep(run_sweep: Run, tmp_path: Path) -> None:
+    for name in ("a,b.txt", "c.txt"):
+        (tmp_path / name).write_text("some words\n\nand more")
+    text = ("model=tiny", "workload=text", "workload.lengths=maximum", *SMALL, "grid=none", "batch_size=1", "--dry-run")
+    one = run_sweep(*text, "workload.path='a,b.txt'")
+    assert "1 of 1 series are not finished" in one.stdout, one.stderr
+    two = run_sweep(*text, "workload.path='a,b.txt',c.txt")
+    assert "2 of 2 series are not finished" in two.stdout, two.stderr
+
+
+def test_ranks_do_not_run_the_sweep_again(run_sweep: Run, tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text("from sweep.run import main\nmain()\n")
+    done = run_sweep("--standalone", "--nproc-per-node=2", "again.py", *SMALL, module="torch.distributed.run")
+    assert done.returncode != 0
+    assert "sweep: this is one of several ranks, and each would run the whole sweep: start it once" in done.stderr
+    assert not (tmp_path / "results").exists()

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sweep import virtual, workloads
 from sweep.launch import run_cell
-from sweep.record import Status
+from sweep.record import CellRecord, Phase, Status
 from sweep.spec import CellSpec, SpecError
 from sweep.store import Store
 from sweep.worker.text import TextBatches, encoded
@@ -220,3 +220,47 @@ def test_a_text_that_cannot_serve_is_one_sentence(make_spec: MakeSpec, file: Pat
     before = text(file)["digest"]
     file.write_text("another text")
     assert text(file)["digest"] != before
+
+
+LEAK = """
+import torch
+from torch import nn
+
+class Leak(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.kept = nn.Linear(8, 8), []
+
+    def forward(self, x):
+        self.kept.append(torch.empty(1 << 30, dtype=torch.uint8, device=x.device))
+        return self.linear(x).sum()
+
+def build(batch_size):
+    return Leak(), None, [{"x": torch.zeros(batch_size, 8)}]
+"""
+
+
+@pytest.mark.skipif(virtual.check() is not None, reason=str(virtual.check()))
+def test_out_of_memory_after_iterations_that_fitted(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leak.py").write_text(LEAK)
+    monkeypatch.chdir(tmp_path)
+    device = {"kind": "virtual", "gpu": {"key": "a100-80gb", "total_memory_bytes": 28 << 30}}
+
+    def of(iterations: int) -> CellRecord:
+        spec = make_spec(model=own_model(), workload=own("leak.build"), device=device, measured_iterations=iterations)
+        return run_cell(spec, Store(tmp_path / "results"), [])
+
+    many = of(40)
+    assert many.status is Status.OOM
+    assert many.failure is not None
+    assert many.failure.phase is Phase.FORWARD
+    # One GiB more in every iteration: what the device has besides the leak is less than three.
+    assert many.failure.iteration in (25, 26, 27)
+    assert many.failure.requested_bytes == 1 << 30
+    few = of(5)
+    assert (few.status, few.reason) == (
+        Status.OK,
+        "still growing: reserved memory rose by 5120 MiB while it was measured",
+    )
