@@ -93,6 +93,11 @@ VARIED: list[dict[str, Any]] = [
     ZERO_3,
     ZERO_3 | {"gradient_checkpointing": True, "seq_len": 512, "batch_size": 8},
     ZERO_3 | {"accumulation": 2, "precision": "fp32"},
+    {"engine": {"name": "fsdp2"}, "world_size": 8, "accumulation": 2},
+    {"engine": {"name": "fsdp2"}, "world_size": 8, "gradient_checkpointing": True, "batch_size": 16},
+    {"engine": {"name": "device_map"}, "world_size": 2},
+    {"liger": True, "loss": "fused", "batch_size": 8},
+    {"optimizer": "adamw_foreach"},
     {"model": read_model("bloom-560m"), "precision": "bf16"},
     {"model": read_model("qwen1.5-0.5b"), **ZERO_3},
     {"model": read_model("pythia-1.4b"), "precision": "bf16", "gradient_checkpointing": True, "batch_size": 8},
@@ -138,12 +143,28 @@ CHECKPOINTED = {"gradient_checkpointing": True}
 LONG = {"batch_size": 8, "seq_len": 256}
 TIED = read_model("tiny")
 TIED = TIED | {"config": TIED["config"] | {"tie_word_embeddings": True}, "parameters": TIED["parameters"] - 2**20}
+FSDP2: dict[str, Any] = {"engine": {"name": "fsdp2"}, "world_size": 8}
+RELEASING: dict[str, Any] = {
+    "zero_optimization": {
+        "stage3_max_live_parameters": 0,
+        "stage3_max_reuse_distance": 0,
+        "stage3_prefetch_bucket_size": 0,
+    }
+}
+OFF = {"zero_optimization": RELEASING["zero_optimization"] | {"memory_efficient_linear": False}}
+HELD: dict[str, Any] = {
+    "world_size": 8,
+    "engine": ZERO_3["engine"] | {"zero_init": False, "reduce_bucket_size": 1_000_000, "config": OFF},
+}
 CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (rules.full_logits, LONG, {"seq_len": 8, "batch_size": 1}),
     (rules.weight_copies_beside_gradients, {"accumulation": 2, "seq_len": 8, "batch_size": 1}, {"seq_len": 8}),
     (rules.activations_in_fp32, LONG | {"precision": "fp32"}, LONG | {"precision": "bf16_pure"} | CHECKPOINTED),
     (rules.reserved_above_allocated, LONG | CHECKPOINTED, LONG | CHECKPOINTED | {"expandable_segments": True}),
     (rules.activations_not_recomputed, LONG, LONG | CHECKPOINTED),
+    (rules.gathered_weights_held, HELD, HELD | {"engine": HELD["engine"] | {"config": RELEASING}}),
+    (rules.unsharded_gradients, FSDP2 | {"accumulation": 2}, FSDP2),
+    (rules.foreach_temporaries, {"optimizer": "adamw_foreach", "seq_len": 8}, {"seq_len": 8}),
     (rules.head_untied, {"seq_len": 8}, {"seq_len": 8, "model": TIED}),
 ]
 
@@ -159,10 +180,15 @@ def test_a_rule_applies_here_and_not_there(
 
 
 def test_a_kv_cache_is_found_where_the_model_returns_one(explain: Explain) -> None:
-    cell = explain()
-    assert finding(rules.kv_cache, cell) is None
-    facts = replace(cell.explanation.facts, kv_cache_bytes=2**20)
-    assert finding(rules.kv_cache, replace(cell, explanation=replace(cell.explanation, facts=facts))) is not None
+    model = read_model("tiny")
+    cell = explain(model=model | {"config": model["config"] | {"use_cache": True}})
+    check_sums(cell.explanation)
+    config = model["config"]
+    head = config["hidden_size"] // config["num_attention_heads"]
+    entries = config["num_hidden_layers"] * config["num_key_value_heads"] * head * 2 * 64
+    assert cell.explanation.facts.kv_cache_bytes == (4 + 2) * entries  # autocast leaves the rotated keys in fp32
+    assert finding(rules.kv_cache, cell) is not None
+    assert finding(rules.kv_cache, explain()) is None
 
 
 def test_frozen_parameters_with_optimizer_state_are_found(explain: Explain) -> None:

@@ -126,7 +126,7 @@ def comparison_figure(before: Explanation, after: Explanation) -> Figure:
     differences = {category: size for category, size in by_category(before, after).items() if size}
     least = SEEN * max(before.allocated_bytes, after.allocated_bytes)
     shown = [category for category in Category if abs(differences.get(category, 0)) > least]
-    rows = list(range(len(shown)))[::-1]
+    rows = list(range(len(shown)))  # from below, as the stacks
     sizes = [differences[category] / GIB for category in shown]
     right.barh(rows, sizes, color=[COLOURS[category] for category in shown], height=0.65)
     right.set_yticks(rows, [category.value for category in shown])

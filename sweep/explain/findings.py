@@ -78,15 +78,22 @@ def gathered_weights_held(one: Explanation, _: CellRecord | None) -> Finding | N
     held = sum(place.released_bytes for place in _places(one, Category.GATHERED_PARAMETERS))
     if not _notable(one, held):
         return None
-    # DeepSpeed's zero.Init replaces torch.nn.functional.linear by one that saves the partitioned parameter
-    # (deepspeed/runtime/zero/linear.py); PyTorch's own saves the gathered weight.
+    # DeepSpeed has a linear layer of its own that saves the partitioned parameter (deepspeed/runtime/zero/linear.py);
+    # PyTorch's saves the gathered weight. zero.Init puts it in place, recent versions of `initialize` as well, unless
+    # `memory_efficient_linear` is off.
+    engine = one.spec.engine
+    off = (engine.config or {}).get("zero_optimization", {}).get("memory_efficient_linear") is False
+    changes: dict[str, Any] = {"engine.zero_init": True} if engine.zero_init is False else {}
+    if off:
+        changes["engine.config.zero_optimization.memory_efficient_linear"] = True
     return Finding(
         rule="gathered weights held for backward",
         sentence=f"{size_text(held)} are gathered weights that the engine has released again: linear layers saved "
         "them for the backward pass, so that parameter sharding saves little",
         saves_bytes=held,
-        advice="build the model under deepspeed.zero.Init, whose linear layers save the partitioned parameter",
-        changes={"engine.zero_init": True} if one.spec.engine.zero_init is False else None,
+        advice="build the model under deepspeed.zero.Init, with memory_efficient_linear left on: linear layers then "
+        "save the partitioned parameter",
+        changes=changes or None,
     )
 
 

@@ -93,7 +93,7 @@ class Attributor:
             return Attribution(Category.UNATTRIBUTED, "", "", "", None, None)
         category = self._category(life, step, tensor, noted)
         module = step.module if step else ""
-        if noted is not None:
+        if noted is not None and noted.category is category:
             module = noted.name
             shape, dtype = shape or noted.shape, dtype or noted.dtype
         elif step is not None and step.weight:
@@ -114,13 +114,16 @@ class Attributor:
 
     def _noted(self, life: Life) -> Owner | None:
         found = [one for one in self._labels_of(life) if one.category is not SHAPE_ONLY]
+        certain = [one for one in found if one.certain]
         better = [one for one in found if one.category is not Category.COMMUNICATION]
-        return next(iter(better or found), None)
+        return next(iter(certain or better or found), None)
 
     def _category(
         self, life: Life, step: Step | None, tensor: tuple[tuple[int, ...], str] | None, noted: Owner | None
     ) -> Category:
         engine = _engine_category(life.frames)
+        if noted is not None and noted.certain:
+            return noted.category
         if engine is Category.COMMUNICATION:
             return engine  # parameters and gradients may be parts of a buffer
         if noted is not None and noted.category is not Category.COMMUNICATION:

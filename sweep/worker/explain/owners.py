@@ -35,6 +35,8 @@ class Owner:
     name: str
     shape: tuple[int, ...]
     dtype: str
+    certain: bool = False
+    """It says what the block is for, whatever the code that allocated it does otherwise."""
 
 
 def owner(category: Category, name: str, tensor: torch.Tensor) -> Owner:

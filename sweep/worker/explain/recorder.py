@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,14 +73,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if phase is not self._phase:
             self._phase = phase
             self._mark(f"{phase.value} {self._micro_batch}")
+            if phase is Phase.OPTIMIZER:
+                self._note_shards()
+
+    def _note_shards(self) -> None:
+        """FSDP2's gradients are what its communication has written into."""
+        for name, parameter in self._model.named_parameters():
+            gradient = parameter.grad
+            if gradient is not None and local(gradient) is not gradient:
+                self.label(Category.GRADIENTS, name, gradient, certain=True)
 
     def _mark(self, text: str) -> None:
         bindings._cuda_annotateMemory(self._marks_address, MARK + text)
 
-    def label(self, category: Category, name: str, tensor: torch.Tensor) -> None:
+    def label(self, category: Category, name: str, tensor: torch.Tensor, *, certain: bool = False) -> None:
         where = address(tensor)
         if where:
-            self.labels.append(owner(category, name, local(tensor)))
+            self.labels.append(replace(owner(category, name, local(tensor)), certain=certain))
             with suppress(RuntimeError):  # memory that is not the caching allocator's own
                 bindings._cuda_annotateMemory(where, str(len(self.labels) - 1))
 
@@ -247,8 +256,7 @@ def fully_sharded(model: nn.Module) -> Iterator[tuple[str, Any]]:
         state = getattr(module, "_get_fsdp_state", None)
         for group in getattr(state(), "_fsdp_param_groups", None) or _single_group(state()) if state else ():
             for managed in group.fsdp_params:
-                info = managed._module_info
-                yield f"{path}.{info.param_name}", managed
+                yield managed._param_fqn or f"{path}.{managed._module_info.param_name}", managed
 
 
 def _single_group(state: Any) -> list[Any]:
