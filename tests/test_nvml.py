@@ -1,5 +1,6 @@
 """Device memory as the driver sees it: the right device, by UUID; sampled; of old drivers and of parts of a GPU."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -36,6 +37,12 @@ def on_two_gpus(program: str, visible: str | None = None) -> str:
     return done.stdout
 
 
+@functools.cache
+def listed_uuids() -> list[str]:
+    """In NVML's order."""
+    return on_two_gpus("from sweep.nvml import Nvml\nfor d in Nvml().devices(): print(d.uuid)").split()
+
+
 HELD_BY_RANK = """
     import sys, torch
     from sweep.measure.nvml import NvmlSampler, trace_of
@@ -57,7 +64,7 @@ HELD_BY_RANK = """
 @needs_virtual_gpu
 @pytest.mark.parametrize("order", ["as they are", "reversed", "by UUID"])
 def test_nvml_follows_the_device_that_the_rank_uses(order: str) -> None:
-    listed = on_two_gpus("from sweep.nvml import Nvml\nfor d in Nvml().devices(): print(d.uuid)").split()
+    listed = listed_uuids()
     visible = {"as they are": "", "reversed": "1,0", "by UUID": ",".join(reversed(listed))}[order]
     program = textwrap.dedent(HELD_BY_RANK).replace("VISIBLE", repr(visible))
     printed = on_two_gpus(program, visible or None)
@@ -74,7 +81,7 @@ def test_visible_gpus_are_in_cudas_order(order: str) -> None:
         everything = [device.uuid for device in Nvml().devices()]
         print([everything.index(gpu.uuid) for gpu in environment.visible_gpus()])
     """
-    listed = on_two_gpus("from sweep.nvml import Nvml\nfor d in Nvml().devices(): print(d.uuid)").split()
+    listed = listed_uuids()
     visible = f"{listed[1]},{listed[0]}" if order == "by UUID" else order
     wanted = {"1,0": [1, 0], "by UUID": [1, 0], "1": [1], "7": [], "0,7,1": [0], "": []}[order]
     assert on_two_gpus(program, visible).strip() == str(wanted)
