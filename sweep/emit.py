@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from sweep.spec import CellSpec, DeviceKind, EngineName, Optimizer, Precision
+from sweep.spec import CellSpec, DeviceKind, EngineName, Loss, Optimizer, Precision
 from sweep.spec.deepspeed import deepspeed_config
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
@@ -80,8 +80,11 @@ def deepspeed_file(spec: CellSpec) -> dict[str, Any]:
 
 def accelerate_yaml(spec: CellSpec) -> str:
     on_cpu, several = spec.device.kind is DeviceKind.CPU, spec.world_size > 1
-    deepspeed = spec.engine.name is EngineName.DEEPSPEED
-    distributed = "DEEPSPEED" if deepspeed else ("MULTI_CPU" if on_cpu else "MULTI_GPU") if several else "NO"
+    if spec.engine.name is EngineName.DEVICE_MAP:
+        raise EmitError('--emit accelerate: a device map is the script\'s own; load with device_map="balanced"')
+    deepspeed, fsdp = spec.engine.name is EngineName.DEEPSPEED, spec.engine.name is EngineName.FSDP2
+    plain = ("MULTI_CPU" if on_cpu else "MULTI_GPU") if several else "NO"
+    distributed = "DEEPSPEED" if deepspeed else "FSDP" if fsdp else plain
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
@@ -97,17 +100,34 @@ def accelerate_yaml(spec: CellSpec) -> str:
         content["deepspeed_config"] = {
             "gradient_accumulation_steps": spec.accumulation,
             "zero_stage": spec.engine.zero_stage,
-            "zero3_init_flag": spec.engine.zero_stage == 3,
-            "offload_optimizer_device": "none",
-            "offload_param_device": "none",
+            "zero3_init_flag": spec.engine.builds_sharded,
+            "offload_optimizer_device": "cpu" if spec.engine.optimizer_offload else "none",
+            "offload_param_device": "cpu" if spec.engine.parameter_offload else "none",
         }
         if spec.gradient_clipping is not None:
             content["deepspeed_config"]["gradient_clipping"] = spec.gradient_clipping
+    if fsdp:
+        content["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": spec.engine.reshard_after_forward is not False,
+            "fsdp_offload_params": bool(spec.engine.cpu_offload),
+        }
     by_hand = [
         f"the data loader's batch size: {spec.batch_size}",
         f"Accelerator(gradient_accumulation_steps={spec.accumulation})",
         f"gradient checkpointing: {'model.gradient_checkpointing_enable()' if spec.gradient_checkpointing else 'off'}",
         f"optimizer: {spec.optimizer.value}",
+    ]
+    if spec.lora:
+        by_hand.append(
+            f"peft.LoraConfig(r={spec.lora.rank}, target_modules={list(spec.lora.targets) or 'all-linear'!r})"
+        )
+    savers = {"liger": spec.liger, "loss": spec.loss.value, "attention": spec.attention, "compile": spec.compile}
+    by_hand += [
+        f"{name}: {getattr(value, 'value', value)}"
+        for name, value in savers.items()
+        if value not in (None, False, "full")
     ]
     if spec.precision is Precision.BF16_PURE:
         by_hand.append("the model is loaded with dtype=torch.bfloat16")
@@ -123,6 +143,10 @@ def accelerate_yaml(spec: CellSpec) -> str:
 
 def training_arguments(spec: CellSpec) -> dict[str, Any]:
     """Keyword arguments of `TrainingArguments`; `output_dir` and the length of training are the user's."""
+    if spec.engine.name in (EngineName.FSDP2, EngineName.DEVICE_MAP):
+        raise EmitError(
+            f"--emit: TrainingArguments do not say engine={spec.engine.name.value}; choose --emit accelerate"
+        )
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": spec.batch_size,
         "gradient_accumulation_steps": spec.accumulation,
@@ -133,7 +157,7 @@ def training_arguments(spec: CellSpec) -> dict[str, Any]:
         "fp16": spec.precision is Precision.FP16,
     }
     if spec.gradient_checkpointing:
-        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": spec.checkpoint_reentrant}
     if spec.precision is Precision.TF32:
         arguments["tf32"] = True
     if spec.device.kind is DeviceKind.CPU:

@@ -20,10 +20,11 @@ from test_plots import store_of
 
 from sweep import recommend
 from sweep.analysis import series_of
+from sweep.config_files import with_file
 from sweep.emit import EmitError, Target, emit, training_arguments
 from sweep.recommend import ESTIMATED, MEASURED, UNKNOWN, Candidate, NothingFitsError, candidates, describe, reasons
 from sweep.record import CellRecord
-from sweep.spec import CellSpec, EngineName, EngineSpec, Optimizer, Precision
+from sweep.spec import CellSpec, EngineName, EngineSpec, Optimizer, Precision, to_json
 from sweep.store import Store
 
 ROUNDS = 2
@@ -238,3 +239,16 @@ def test_a_recommendation_run_again_is_as_fast_as_claimed(
     print(f"recommended over claimed: {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
     assert 1 / NOISE < statistics.median(ratios) < NOISE
     assert 1 / NOISE < min(turns["recommended"]) / min(turns["claimed"]) < NOISE
+
+
+def test_an_fsdp2_winner_is_an_accelerate_file_that_the_sweep_itself_takes(tmp_path: Path) -> None:
+    engine = EngineSpec(name=EngineName.FSDP2, reshard_after_forward=False)
+    winner = replace(spec(), engine=engine)
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(emit(winner, Target.ACCELERATE))
+    values = to_json(winner)
+    assert with_file({"name": "fsdp2", "config_file": str(path)}, values)["reshard_after_forward"] is False
+    with pytest.raises(EmitError, match="choose --emit accelerate"):
+        emit(winner, Target.TRAINER)
+    with pytest.raises(EmitError, match="device_map"):
+        emit(replace(winner, engine=EngineSpec(name=EngineName.DEVICE_MAP)), Target.ACCELERATE)

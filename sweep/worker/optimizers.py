@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from sweep.spec import CellSpec, Optimizer
+from sweep.worker.failure import NotInEffectError
 
 LEARNING_RATE = 1e-4
 Given = torch.optim.Optimizer | list[dict[str, Any]] | None
@@ -31,6 +32,8 @@ def build_optimizer(kind: Optimizer, parameters: list[nn.Parameter] | list[dict[
             return torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=False)
         case Optimizer.SGD:
             return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+        case Optimizer.DEEPSPEED_FUSED_ADAM | Optimizer.DEEPSPEED_CPU_ADAM:
+            return _of_deepspeed(kind, parameters)
     return _of_another_library(kind, parameters)
 
 
@@ -41,16 +44,21 @@ def _of_another_library(kind: Optimizer, parameters: Any) -> torch.optim.Optimiz
         from transformers.optimization import Adafactor
 
         made = Adafactor(parameters, lr=LEARNING_RATE, scale_parameter=False, relative_step=False)
-    elif kind is Optimizer.ADAMW_8BIT:
+    else:
         from bitsandbytes.optim import AdamW8bit
 
         made = AdamW8bit(parameters, lr=LEARNING_RATE)
-    elif kind is Optimizer.DEEPSPEED_FUSED_ADAM:
-        from deepspeed.ops.adam import FusedAdam
+    return made
 
-        made = FusedAdam(parameters, lr=LEARNING_RATE)
-    else:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        made = DeepSpeedCPUAdam(parameters, lr=LEARNING_RATE)
+def _of_deepspeed(kind: Optimizer, parameters: Any) -> torch.optim.Optimizer:
+    """Compiled when they are first used. Raises `NotInEffectError` where that cannot be done."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+
+    make = FusedAdam if kind is Optimizer.DEEPSPEED_FUSED_ADAM else DeepSpeedCPUAdam
+    try:
+        made: torch.optim.Optimizer = make(parameters, lr=LEARNING_RATE)
+    except Exception as error:
+        words = (str(error).splitlines() or [type(error).__name__])[0].partition(": [")[0]
+        raise NotInEffectError(f"optimizer={kind.value} cannot be built here: {words}") from error
     return made
