@@ -123,12 +123,11 @@ def accelerate_yaml(spec: CellSpec) -> str:
         by_hand.append(
             f"peft.LoraConfig(r={spec.lora.rank}, target_modules={list(spec.lora.targets) or 'all-linear'!r})"
         )
-    savers = {"liger": spec.liger, "loss": spec.loss.value, "attention": spec.attention, "compile": spec.compile}
-    by_hand += [
-        f"{name}: {getattr(value, 'value', value)}"
-        for name, value in savers.items()
-        if value not in (None, False, "full")
-    ]
+    if spec.attention:
+        by_hand.append(f"attention: {spec.attention.value}")
+    by_hand += [f"{name}: on" for name, on in (("Liger's kernels", spec.liger), ("torch.compile", spec.compile)) if on]
+    if spec.loss is Loss.FUSED:
+        by_hand.append("Liger's fused linear cross-entropy: on")
     if spec.precision is Precision.BF16_PURE:
         by_hand.append("the model is loaded with dtype=torch.bfloat16")
     if spec.precision is Precision.TF32:
