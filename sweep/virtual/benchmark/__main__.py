@@ -118,9 +118,9 @@ def markdown(table: list[Row], lag: str, steps: int) -> str:
         "range is over the ranks) and `huggingface/accelerate#2035` (SGD, 8 tokens, checkpointing). Virtual:",
         f"PyTorch 2.2.2, transformers 4.40.0, deepspeed 0.14.2, accelerate 0.29.3, lag {lag}, {steps} steps, no GPU.",
         "Peaks in MiB. The error is the distance to the measured range. That other processes held 1700 MiB of the RTX",
-        "3090 is inferred, not published: PyTorch never reserved more than 21918 MiB there before it ran out. So are the",
-        "500 MiB of each A100 outside of PyTorch, about what NCCL's buffers take: without them batch size 13 runs with",
-        "checkpointing alone, and with them batch size 14 has the published active peak to the MiB.",
+        "3090 is inferred, not published: PyTorch never reserved more than 21918 MiB there before it ran out. So are",
+        "the 500 MiB of each A100 outside of PyTorch, about what NCCL's buffers take: without them batch size 13 runs",
+        "with checkpointing alone, and with them batch size 14 has the published active peak to the MiB.",
         "",
         "| model | checkpointing | expandable | batch | accumulation | precision | measured active | virtual | error "
         "| measured reserved | virtual | error | retries |",
