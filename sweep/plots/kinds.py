@@ -28,6 +28,7 @@ from sweep.plots.panels import (
 from sweep.plots.style import (
     BLACK,
     BLUE,
+    ESTIMATED,
     GREEN,
     GREY,
     Group,
@@ -105,7 +106,8 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
         empty.set_axis_off()
     for axes in grid[::columns]:
         axes.set_ylabel(time_label("seconds per iteration (s)", every) if timed else "peak per device (GiB)")
-    keys = [look.key for look in looks.values()]
+    guessed = timed and not any(one.time_is_measured for one in every)
+    keys = [(replace(look, dashes=ESTIMATED) if guessed else look).key for look in looks.values()]
     keys += [reference] if reference else []
     keys += estimated_key(every) if timed else []
     if not timed:

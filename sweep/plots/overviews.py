@@ -60,7 +60,11 @@ def samples_figure(series: Group, samples: int = SAMPLES) -> Figure:
     axes.set_ylim(0, 1.1 * axes.dataLim.y1)
     axes.set_xlabel(series[0].size_label)
     axes.set_ylabel(time_label(f"minutes for {samples:,} samples", chosen))
-    keys = [*(look.key for look in looks), *estimated_key(chosen), *mark_keys(chosen, False, False)]
+    lines = [
+        replace(look, dashes=ESTIMATED) if one.time_is_estimated else look
+        for one, look in zip(chosen, looks, strict=True)
+    ]
+    keys = [*(look.key for look in lines), *estimated_key(chosen), *mark_keys(chosen, False, False)]
     return framed(figure, series, analysis.settings(series), keys, [*notes, *analysis.caveats(series)])
 
 
