@@ -313,3 +313,42 @@ def test_a_cell_that_runs_out_of_memory_is_explained_with_room_enough(
     assert "runs out of memory" in capsys.readouterr().out
     (record,) = tmp_path.glob("results/tiny-virtual/cells/*/record.json")
     assert from_json(CellRecord, json.loads(record.read_text())).status is Status.OOM
+
+
+@pytest.mark.slow
+def test_weights_that_zero_3_gathered_and_linear_layers_saved(explain: Explain) -> None:
+    engine = ZERO_3["engine"] | {
+        "zero_init": False,
+        "config": {"zero_optimization": {"memory_efficient_linear": False}},
+    }
+    model = {"model": read_model("llama3-8b"), "seq_len": 2048, "batch_size": 1, "world_size": 8}
+    cell = explain(**model, engine=engine)
+    check_sums(cell.explanation)
+    found = finding(rules.gathered_weights_held, cell)
+    assert found is not None
+    assert 11 * 2**30 < found.saves_bytes < 13 * 2**30
+    checked = verify(found, cell)
+    assert checked is not None
+    assert checked.saved_bytes == pytest.approx(found.saves_bytes, rel=0.02)
+
+
+@pytest.mark.slow
+def test_why_accumulation_costs_memory_under_autocast(explain: Explain) -> None:
+    cells = {"model": read_model("pythia-1.4b"), "seq_len": 8, "batch_size": 1, "optimizer": "sgd", **CHECKPOINTED}
+    before, after = (explain(**cells, accumulation=n).explanation for n in (1, 2))
+    parts = differences.by_category(before, after)
+    assert parts[Category.WEIGHT_COPIES] > 0.95 * (after.allocated_bytes - before.allocated_bytes) > 0
+    assert finding(rules.weight_copies_beside_gradients, explain(**cells, accumulation=2)) is not None
+
+
+@pytest.mark.slow
+def test_why_accumulation_costs_memory_under_fsdp2(explain: Explain) -> None:
+    cells = {"model": read_model("llama3-8b"), "seq_len": 2048, "batch_size": 1, **FSDP2, **CHECKPOINTED}
+    before, after = (explain(**cells, accumulation=n).explanation for n in (1, 2))
+    whole = 2 * read_model("llama3-8b")["parameters"]
+    assert differences.by_category(before, after)[Category.UNSHARDED_GRADIENTS] == pytest.approx(whole, rel=0.01)
+    found = finding(rules.unsharded_gradients, explain(**cells, accumulation=2))
+    assert found is not None
+    checked = verify(found, explain(**cells, accumulation=2))
+    assert checked is not None
+    assert (checked.saved_bytes or 0) > 10 * 2**30
