@@ -60,6 +60,8 @@ def _answer(title: str, pairs: Sequence[Pair]) -> Answer:
     head += ["largest difference of losses"] if with_losses else []
     rows = []
     for pair in pairs:
+        if all(r is None or r.status is Status.UNSUPPORTED for r in (pair.real, pair.accumulated)):
+            continue  # a sentence says why
         row = [pair.precision, str(pair.effective), _memory(pair.real), _memory(pair.accumulated)]
         row += [_seconds(pair.real), _seconds(pair.accumulated)] if timed else []
         row += [_number(loss_difference(pair))] if with_losses else []

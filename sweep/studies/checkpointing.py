@@ -66,20 +66,13 @@ def _times(pairs: Sequence[tuple[Series, Series]], what: str, other: str) -> Ite
     for without, with_ in timed:
         (verdict,) = analysis.verdicts([[without, with_]], CHECKPOINTING if other == SEGMENTS else SEGMENTS)
         alike = sorted(set(_seconds(without)) & set(_seconds(with_)))
-        estimated = _is_estimated(without) or _is_estimated(with_)
-        how = "estimated, not measured: " if estimated else ""
-        text = f"{what} in time, {_name(with_, other)}: {how}{_plain(verdict)}"
+        text = f"{what} in time, {_name(with_, other)}: {_plain(verdict)}"
         if alike:
             ratios = [_seconds(with_)[size] / _seconds(without)[size] - 1 for size in alike]
-            text += f"; at one batch size an iteration takes {_span(ratios)}"
+            text += f"; an iteration of as many samples takes {_span(ratios)}"
         yield text + "."
     if len(timed) < len(pairs):
         yield f"{what} in time: not answered here for {len(pairs) - len(timed)} of {len(pairs)} pairs, without times."
-
-
-def _is_estimated(one: Series) -> bool:
-    timings = (analysis.timing_of(record) for record in one.measured)
-    return any(timing.is_estimated for timing in timings if timing)
 
 
 def _plain(verdict: str) -> str:
@@ -124,8 +117,8 @@ def _last(one: Series) -> str:
     if last.status is Status.THRASHING:
         retries = max(each.alloc_retries or 0 for each in last.ranks) / last.spec.measured_iterations
         why.append(
-            f"in every iteration the allocator runs out of room, and empties its cache and asks again {retries:.3g} "
-            f"time{'' if retries == 1 else 's'}, which makes the device wait"
+            f"in every iteration the allocator runs out of room, and empties its cache and asks again"
+            f"{'' if retries == 1 else f' {retries:.3g} times'}, which makes the device wait"
             + ("" if last.time_is_measured else " (how long was not measured)")
         )
     if slow := one.slowdowns.get(size):

@@ -62,6 +62,7 @@ def accumulation_memory(results: Path, docs: Path) -> str:
         "## Where they differ, and why",
         "\n".join(f"- {line}" for line in reasons.accumulation_memory(found)),
         *_answers(name, found, None),
+        *_explained(results / f"{name}-explained.txt"),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -100,6 +101,18 @@ def write(results: Path, docs: Path, names: Sequence[str] = tuple(PAGES)) -> Ite
         docs.mkdir(parents=True, exist_ok=True)
         write_atomically(path := docs / f"{name}.md", PAGES[name](results, docs))
         yield path
+
+
+def _explained(path: Path) -> Iterator[str]:
+    """What `sweep explain` said of the cell that takes most; nothing where it was not asked."""
+    if path.is_file():
+        yield "### What is there at the moment of the peak"
+        yield "The beginning of what `sweep explain` shows of it; nothing of the sentences above went into this."
+        yield (
+            "    sweep explain experiment=accumulation-memory model=pythia-1.4b engine=single world_size=1 gpu=a40 "
+            "batch_size=1 precision=bf16 accumulation=2"
+        )
+        yield f"```\n{path.read_text(encoding='utf-8').strip()}\n```"
 
 
 def _versions(found: Sources) -> str:
