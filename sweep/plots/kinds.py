@@ -1,6 +1,7 @@
 """The charts against batch size: one series, and the series that differ in one axis."""
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -74,7 +75,7 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
     """
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 8 else 3
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(8, 5.4) if len(panels) == 1 else (4.2 * columns, 2.5 * rows + 1.6))
+    figure = Figure(figsize=(8, 5.4) if len(panels) == 1 else (4.2 * columns, 2.5 * rows + (2.3 if timed else 1.6)))
     grid: list[Axes] = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     every = [one for group in panels for one in group]
     looks = looks_of(every, axis)
@@ -105,7 +106,8 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
     for empty in grid[len(panels) :]:
         empty.set_axis_off()
     for axes in grid[::columns]:
-        axes.set_ylabel(time_label("seconds per iteration (s)", every) if timed else "peak per device (GiB)")
+        label = time_label("seconds per iteration (s)", every) if timed else "peak per device (GiB)"
+        axes.set_ylabel(label if len(panels) == 1 else textwrap.fill(label, 22))
     guessed = timed and not any(one.time_is_measured for one in every)
     keys = [(replace(look, dashes=ESTIMATED) if guessed else look).key for look in looks.values()]
     keys += [reference] if reference else []
