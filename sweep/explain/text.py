@@ -51,6 +51,8 @@ def caveats(explained: Explained) -> list[str]:
         found.append(
             f"The explained iteration's peak differs from the measured one, {size_text(one.cell_allocated_peak_bytes)}."
         )
+    if one.spec.compile:
+        found.append("A compiled model runs eagerly while it is watched, without its fused operators.")
     if one.cell_highest_bytes > one.cell_allocated_peak_bytes:
         found.append(
             f"The cell held more before training, in {one.cell_highest_phase.value}: "
