@@ -11,7 +11,7 @@ from sweep.record import CellRecord, MemoryPeak, Phase, RankRecord, Status
 from sweep.spec import CellSpec, from_json, to_json
 from sweep.store import Store
 from sweep.studies import accumulation_throughput, answers, draw
-from sweep.studies.pages import write
+from sweep.studies.pages import take, write
 from sweep.studies.published import PUBLISHED, error, figures_of, virtual_then
 
 MakeSpec = Callable[..., CellSpec]
@@ -135,7 +135,9 @@ def test_pages_are_written_from_results(make_spec: MakeSpec, tmp_path: Path) -> 
     ):
         store.cell(record.cell_id).begin(record.spec)
         store.save(record)
-    written = list(write(tmp_path / "results", tmp_path / "docs", ["accumulation-throughput", "accumulation-memory"]))
+    take(tmp_path / "results", tmp_path / "records")
+    assert len(Store(tmp_path / "records" / store.name).records()) == 3
+    written = list(write(tmp_path / "records", tmp_path / "docs", ["accumulation-throughput", "accumulation-memory"]))
     page, memory = (path.read_text() for path in written)
     assert "differ by 0.0e+00 at most" in page
     assert (

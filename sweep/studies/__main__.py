@@ -4,23 +4,10 @@
 """
 
 import argparse
-import shutil
 from pathlib import Path
 
-from sweep.store import RESULTS, Store
-from sweep.studies import QUESTIONS
-from sweep.studies.pages import write
-
-
-def take(results: Path, records: Path) -> None:
-    """Replace the records of every experiment's sweep that has new ones."""
-    for folder in sorted(path for name in QUESTIONS for path in results.glob(f"{name}-*")):
-        if found := Store(folder).records():
-            shutil.rmtree(records / folder.name, ignore_errors=True)
-            for record in found:
-                cell = Store(records / folder.name).cell(record.cell_id)
-                cell.path.mkdir(parents=True)
-                shutil.copy(Store(folder).cell(record.cell_id).record_path, cell.record_path)
+from sweep.store import RESULTS
+from sweep.studies.pages import take, write
 
 
 def main() -> None:

@@ -89,7 +89,9 @@ def _memory(record: CellRecord | None) -> str:
     if record is None:
         return "not run"
     size = memory_bytes(record)
-    return record.status.value if size is None else size_text(size)
+    if size is None:
+        return record.status.value
+    return f"{size_text(size)}{' (thrashing)' if record.status is Status.THRASHING else ''}"
 
 
 def _seconds(record: CellRecord | None) -> str:
@@ -114,7 +116,8 @@ def loss_difference(pair: Pair) -> float | None:
 
 
 def _sentences(precision: str, pairs: Sequence[Pair]) -> Iterator[str]:
-    if reasons := {r.reason for pair in pairs for r in (pair.real, pair.accumulated) if r and r.reason}:
+    cells = [record for pair in pairs for record in (pair.real, pair.accumulated) if record]
+    if reasons := {r.reason for r in cells if r.reason and r.status is Status.UNSUPPORTED}:
         yield f"{precision}: {'; '.join(sorted(reasons))}."
     largest = pairs[-1]
     base = memory_bytes(pairs[0].real)

@@ -133,11 +133,11 @@ def _last(one: Series) -> str:
 def memory_line(one: Series) -> tuple[float, float] | None:
     """Bytes that do not depend on the batch, and bytes that each sample adds: the line through the usable sizes' peaks.
 
-    The peak is PyTorch's `allocated`, or `active` where others published that one. From size 3 on where there are
-    enough: at the smallest sizes the peak is in the optimizer's step and not among the activations.
+    The peak is PyTorch's `active`, which others published; resident memory on the CPU device. From size 3 on where
+    there are enough: at the smallest sizes the peak is in the optimizer's step and not among the activations.
     """
     used = {
-        r.spec.batch_size: rank.allocated_peak_bytes or rank.active_peak_bytes
+        r.spec.batch_size: rank.active_peak_bytes or rank.allocated_peak_bytes
         for r in one.measured
         if r.spec.batch_size not in one.thrashing and (rank := r.largest_rank)
     }

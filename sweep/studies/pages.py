@@ -3,6 +3,7 @@
 Every figure is computed from records; the text around it says what differs between the columns and why.
 """
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import matplotlib as mpl
 
 from sweep import analysis, plots
 from sweep.plots.style import CREATOR, STYLE
-from sweep.store import write_atomically
-from sweep.studies import answers, draw, reasons
+from sweep.store import Store, write_atomically, write_json
+from sweep.studies import QUESTIONS, answers, draw, reasons
 from sweep.studies.answer import markdown, table
 from sweep.studies.published import COLUMNS, Figures, Sources, error, published, sources
 
@@ -77,6 +78,7 @@ def accumulation_throughput(results: Path, docs: Path) -> str:
         f"    make sweep EXPERIMENT={name}\n    make sweep EXPERIMENT={name} DEVICE=cpu MODEL=tiny",
         _versions(found),
         "No published table of these figures is at hand, so that nothing is set beside them here.",
+        *_note(results / f"{name}-note.txt"),
         *_answers(name, found, None),
     ]
     for record in found.here[:1]:
@@ -95,12 +97,29 @@ PAGES = {
 }
 
 
+def take(results: Path, records: Path) -> None:
+    """Replace the records of every experiment's sweep that has new ones; failures are none."""
+    for folder in sorted(path for name in QUESTIONS for path in results.glob(f"{name}-*/")):
+        if found := [record for record in Store(folder).records() if record.status.final]:
+            shutil.rmtree(records / folder.name, ignore_errors=True)
+            for record in found:
+                cell = Store(records / folder.name).cell(record.cell_id)
+                cell.path.mkdir(parents=True)
+                write_json(cell.record_path, record)
+
+
 def write(results: Path, docs: Path, names: Sequence[str] = tuple(PAGES)) -> Iterator[Path]:
     """Write these pages and their charts; gives each page's path once it is there."""
     for name in names:
         docs.mkdir(parents=True, exist_ok=True)
         write_atomically(path := docs / f"{name}.md", PAGES[name](results, docs))
         yield path
+
+
+def _note(path: Path) -> Iterator[str]:
+    """What whoever took these records has to say of them."""
+    if path.is_file():
+        yield path.read_text(encoding="utf-8").strip()
 
 
 def _explained(path: Path) -> Iterator[str]:
@@ -163,7 +182,8 @@ def _cells(found: Sources, model: str, what: Sequence[str]) -> str:
         row = [_yes(key[i]) if isinstance(key[i], bool) else str(key[i]) for i in varying]
         row += [_shown(sides[side].get(key), base if side != "published" else None, each) for side, each in columns]
         rows.append(row)
-    head = [*(names[i] for i in varying), *(f"{each}: {COLUMNS[side]}" for side, each in columns)]
+    shown = {"nvml": "NVML"}
+    head = [*(names[i] for i in varying), *(f"{shown.get(each, each)}: {COLUMNS[side]}" for side, each in columns)]
     return table(head, rows)
 
 

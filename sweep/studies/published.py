@@ -65,7 +65,7 @@ class Sources:
 
 
 def sources(name: str, results: Path, taken_from: list[CellRecord]) -> Sources:
-    records = [r for folder in sorted(results.glob(f"{name}-*")) for r in Store(folder).records()]
+    records = [r for folder in sorted(results.glob(f"{name}-*/")) for r in Store(folder).records()]
     by_kind = {kind: [r for r in records if r.spec.device.kind is kind] for kind in DeviceKind}
     models = {record.spec.model.name for record in taken_from}
     then = {key: figures for key, figures in virtual_then().items() if key[0] in models}

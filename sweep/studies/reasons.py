@@ -7,7 +7,7 @@ from sweep import analysis
 from sweep.analysis import GIB, MIB
 from sweep.record import CellRecord
 from sweep.studies.checkpointing import CHECKPOINTING, memory_line
-from sweep.studies.published import Figures, Key, Sources, error
+from sweep.studies.published import COLUMNS, Figures, Key, Sources, error
 
 MASKS_OF_PYTHIA = 24 * 2048 * 2048 + 24 * 2 * 2048 * 32 * 4
 """Bytes of buffers in transformers 4.40's GPTNeoX that today's lacks: a causal mask of bool and cached rotary
@@ -18,14 +18,14 @@ def checkpointing(found: Sources) -> Iterator[str]:
     sides = found.sides
     published = sides["published"]
     if then := sides.get("then"):
-        yield f"With the software of that time: {_limits(published, then)}. {_errors(published, then)}."
+        yield f"With the software of that time: {_limits(published, then)}; {_errors(published, then)}."
         yield (
             "Two figures of the machines are inferred and not published: that 1700 MiB of the RTX 3090 were held by "
             "others (a desktop), where PyTorch never got more than 21918 MiB; and that 500 MiB of each A100 were held "
             "outside of PyTorch (NCCL's buffers for eight GPUs), without which one size more runs than in the study."
         )
     if today := sides.get("today"):
-        yield f"With today's software: {_limits(published, today)}. {_errors(published, today)}."
+        yield f"With today's software: {_limits(published, today)}; {_errors(published, today)}."
         yield from _lines(found.published, found.today)
     yield from _times(published, sides.get("today", {}))
     yield (
@@ -41,8 +41,9 @@ def _times(published: Mapping[Key, Figures], today: Mapping[Key, Figures]) -> It
         yield "The virtual GPU measures no time: whether checkpointing pays is answered by the published seconds alone."
     elif all(figures.estimated for figures in today.values() if figures.seconds):
         yield (
-            f"The virtual GPU measures no time. Its seconds are estimates, off by {min(errors):+.0%} to "
-            f"{max(errors):+.0%} of the published ones, and no answer is better than they are."
+            f"The virtual GPU measures no time. Its seconds are estimates, off by {statistics.median(errors):+.0%} of "
+            f"the published ones in the middle and by {min(errors):+.0%} to {max(errors):+.0%} at most: they know "
+            "nothing of a device that waits for its allocator. No answer in time is better than they are."
         )
 
 
@@ -65,6 +66,7 @@ def accumulation_memory(found: Sources) -> Iterator[str]:
     for side, name in (("then", "the software of that time"), ("today", "today's software")):
         if figures := sides.get(side):
             yield f"With {name}: {_errors(published, figures)}."
+    yield from _growth(sides)
     if "then" in sides and "today" in sides:
         apart = [
             a - b for key in published if (a := _reserved(sides["then"], key)) and (b := _reserved(sides["today"], key))
@@ -77,13 +79,25 @@ def accumulation_memory(found: Sources) -> Iterator[str]:
             )
     yield (
         "NVML shows the whole device, and differs more: what a CUDA context takes of an A40 is not known (500 MiB are "
-        "assumed), and the published figure counts what the driver keeps for itself as well."
+        "assumed), and the published figure probably counts what the driver keeps for itself as well."
     )
     yield (
         'The report that asked the question has the title "Gradient accumulation incurs 10GiB VRAM cost when '
         'mixed-precision is enabled"; its table for Llama-2-7B is not at hand, so that only this difference can '
         "be set beside the virtual one."
     )
+
+
+def _growth(sides: Mapping[str, Mapping[Key, Figures]]) -> Iterator[str]:
+    """What the second micro-batch adds to reserved memory, on each side."""
+    for precision in sorted({key[4] for key in sides["published"]}):
+        said = []
+        for side, figures in sides.items():
+            sizes = {key[5]: _reserved(figures, key) for key in sides["published"] if key[4] == precision}
+            one, two = sizes.get(1), sizes.get(2)
+            if one and two:
+                said.append(f"{two - one:+.0f} ({COLUMNS[side]})")
+        yield f"{precision}, reserved, accumulation 2 less 1, in MiB: {', '.join(said)}."
 
 
 def _limits(published: Mapping[Key, Figures], side: Mapping[Key, Figures]) -> str:
