@@ -65,3 +65,22 @@ def test_a_study_is_one_experiment(run_sweep: Run, tmp_path: Path, arguments: li
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:-1] == cells
     assert list(tmp_path.iterdir()) == []
+
+
+def test_questions_that_nobody_asked_are_refused(run_sweep: Run, tmp_path: Path) -> None:
+    done = run_sweep("device=cpu", "questions=nope")
+    assert done.returncode != 0
+    assert "questions=nope is not valid: choose one of checkpointing, accumulation-memory" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(virtual.check() is not None, reason=str(virtual.check()))
+def test_an_experiment_ends_with_its_answers(run_sweep: Run, tmp_path: Path) -> None:
+    done = run_sweep("experiment=accumulation-memory", "model=tiny", "engine=device_map", "device=virtual")
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stdout.split())
+    assert "tiny, device map, 2 x virtual A40, sequence length 8" in shown
+    assert "bf16: 2 less 1 all +" in shown
+    assert "bf16: accumulation 2 takes +" in shown
+    assert (tmp_path / "results/accumulation-memory-tiny-virtual/cells.csv").is_file()
