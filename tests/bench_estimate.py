@@ -19,6 +19,7 @@ from sweep.spec import CellSpec, from_json
 from sweep.store import CellDirectory
 
 DATA = REPOSITORY / "tests/data"
+PUBLISHED = REPOSITORY / "sweep/studies/published"
 ROUNDS = 3
 
 
@@ -26,8 +27,8 @@ def tables() -> list[PublishedTable]:
     """Every table of measured times that is here, with work counted under the software of its time."""
     work = DATA / "work"
     return [
-        read_table(DATA / "checkpointing_8b.csv", "a100-80gb", work, "8b", largest=13),
-        read_table(DATA / "checkpointing_0.5b.csv", "rtx3090", work, "05b"),
+        read_table(PUBLISHED / "checkpointing_8b.csv", "a100-80gb", work, "8b", largest=13),
+        read_table(PUBLISHED / "checkpointing_0.5b.csv", "rtx3090", work, "05b"),
     ]
 
 

@@ -25,6 +25,7 @@ from sweep.store import Store, row
 
 MakeSpec = Callable[..., CellSpec]
 DATA = REPOSITORY / "tests/data"
+PUBLISHED = REPOSITORY / "sweep/studies/published"
 A100 = virtual.gpu("a100-80gb")
 FREE = Factors(kernel_seconds=0, collective_seconds=0, operation_seconds=0, launch_seconds=0, collective_call_seconds=0)
 """Nothing but arithmetic and bytes takes time."""
@@ -106,7 +107,7 @@ def test_the_work_of_a_cell_is_what_its_architecture_says(
 
 @pytest.fixture(scope="module")
 def llama() -> PublishedTable:
-    return read_table(DATA / "checkpointing_8b.csv", "a100-80gb", DATA / "work", "8b", largest=13)
+    return read_table(PUBLISHED / "checkpointing_8b.csv", "a100-80gb", DATA / "work", "8b", largest=13)
 
 
 def test_the_published_study_is_met_without_fitting_to_it(llama: PublishedTable) -> None:

@@ -59,7 +59,7 @@ def column(browser: Any, index: int, table: str = "series") -> list[str]:
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_the_study_in_a_browser(browser: Any, tmp_path: Path, size: tuple[int, int]) -> None:
-    records = importing.read(Path(__file__).parent / "data" / "checkpointing_8b.csv")
+    records = importing.read(Path(__file__).parents[1] / "sweep/studies/published/checkpointing_8b.csv")
     opened(browser, tmp_path, page("study", records), size)
     buttons = browser.find_elements("css selector", "#series th button")
     largest = [button.text for button in buttons].index("largest batch that fits, per device")

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from sweep import importing
 from sweep.record import CellRecord, MemoryPeak, Phase, RankRecord, Status
 from sweep.spec import CellSpec, from_json, to_json
 from sweep.store import Store
 from sweep.studies import accumulation_throughput, answers, draw
 from sweep.studies.pages import take, write
-from sweep.studies.published import PUBLISHED, error, figures_of, virtual_then
+from sweep.studies.published import error, figures_of, published, virtual_then
 
 MakeSpec = Callable[..., CellSpec]
 MIB = 2**20
@@ -47,8 +46,7 @@ def text_of(questions: str, records: Sequence[CellRecord]) -> str:
 
 
 def test_the_answers_of_the_study_come_from_its_table() -> None:
-    published = importing.read(PUBLISHED / "checkpointing.csv")
-    large = [record for record in published if record.spec.model.name == "llama3-8b"]
+    large = [record for record in published("checkpointing") if record.spec.model.name == "llama3-8b"]
     text = text_of("checkpointing", large)
     for part in (
         "Checkpointing, expandable segments: the largest batch that runs goes from 2 to 14 per device (112 overall), 7",
@@ -116,9 +114,8 @@ def test_loss_curves_are_compared(make_spec: MakeSpec, tmp_path: Path, apart: fl
 def test_published_and_virtual_figures_lie_side_by_side() -> None:
     assert error(95, 100, 110) == pytest.approx(-0.05)
     assert error(105, 100, 110) == 0
-    published = figures_of(importing.read(PUBLISHED / "accumulation-memory.csv"))
     then = virtual_then()
-    for key, figures in published.items():
+    for key, figures in figures_of(published("accumulation-memory")).items():
         ours, theirs = then[key].reserved, figures.reserved
         assert ours is not None
         assert theirs is not None

@@ -78,8 +78,8 @@ def sources(name: str, results: Path, taken_from: list[CellRecord]) -> Sources:
 
 
 def published(name: str) -> list[CellRecord]:
-    """The records of one published table."""
-    return importing.read(PUBLISHED / f"{name}.csv")
+    """The records of one study's published tables."""
+    return [record for path in sorted(PUBLISHED.glob(f"{name}_*.csv")) for record in importing.read(path)]
 
 
 def figures_of(records: Sequence[CellRecord]) -> dict[Key, Figures]:
