@@ -82,9 +82,10 @@ def gathered_weights_held(one: Explanation, _: CellRecord | None) -> Finding | N
     # PyTorch's saves the gathered weight. zero.Init puts it in place, recent versions of `initialize` as well, unless
     # `memory_efficient_linear` is off.
     engine = one.spec.engine
-    off = (engine.config or {}).get("zero_optimization", {}).get("memory_efficient_linear") is False
     changes: dict[str, Any] = {"engine.zero_init": True} if engine.zero_init is False else {}
-    if off:
+    if engine.memory_efficient_linear is False:
+        changes["engine.memory_efficient_linear"] = True
+    if (engine.config or {}).get("zero_optimization", {}).get("memory_efficient_linear") is False:
         changes["engine.config.zero_optimization.memory_efficient_linear"] = True
     return Finding(
         rule="gathered weights held for backward",

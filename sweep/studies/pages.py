@@ -99,7 +99,8 @@ PAGES = {
 
 def take(results: Path, records: Path) -> None:
     """Replace the records of every experiment's sweep that has new ones; failures are none."""
-    for folder in sorted(path for name in QUESTIONS for path in results.glob(f"{name}-*/")):
+    patterns = [f"{before}{name}" for name in QUESTIONS for before in ("", "weights-kept-")]
+    for folder in sorted(path for pattern in patterns for path in results.glob(f"{pattern}-*/")):
         if found := [record for record in Store(folder).records() if record.status.final]:
             shutil.rmtree(records / folder.name, ignore_errors=True)
             for record in found:

@@ -52,6 +52,8 @@ class Sources:
     then: Mapping[Key, Figures]
     today: list[CellRecord]
     here: list[CellRecord]
+    weights_kept: list[CellRecord]
+    """With today's software, told to keep gathered weights for the backward pass as DeepSpeed did at that time."""
 
     @property
     def sides(self) -> dict[str, Mapping[Key, Figures]]:
@@ -74,6 +76,7 @@ def sources(name: str, results: Path, taken_from: list[CellRecord]) -> Sources:
         then=then,
         today=by_kind[DeviceKind.VIRTUAL],
         here=by_kind[DeviceKind.CUDA] + by_kind[DeviceKind.CPU],
+        weights_kept=[r for folder in results.glob(f"weights-kept-{name}-*/") for r in Store(folder).records()],
     )
 
 

@@ -7,7 +7,7 @@ from sweep import analysis
 from sweep.analysis import GIB, MIB
 from sweep.record import CellRecord
 from sweep.studies.checkpointing import CHECKPOINTING, memory_line
-from sweep.studies.published import COLUMNS, Figures, Key, Sources, error
+from sweep.studies.published import COLUMNS, Figures, Key, Sources, error, figures_of
 
 MASKS_OF_PYTHIA = 24 * 2048 * 2048 + 24 * 2 * 2048 * 32 * 4
 """Bytes of buffers in transformers 4.40's GPTNeoX that today's lacks: a causal mask of bool and cached rotary
@@ -27,6 +27,7 @@ def checkpointing(found: Sources) -> Iterator[str]:
     if today := sides.get("today"):
         yield f"With today's software: {_limits(published, today)}; {_errors(published, today)}."
         yield from _lines(found.published, found.today)
+        yield from _weights_kept(published, found.weights_kept)
     yield from _times(published, sides.get("today", {}))
     yield (
         "A size at which the allocator retries in every iteration does not count as usable where its time was not "
@@ -158,9 +159,27 @@ def _lines(published: Sequence[CellRecord], today: Sequence[CellRecord]) -> Iter
             yield (
                 f"{model}, memory in use against the batch, without and with checkpointing: {said[0][0]} and "
                 f"{said[0][1]} as published, {said[1][0]} and {said[1][1]} with today's software. What checkpointing "
-                f"takes away that does not depend on the batch was {apart[0]:.1f} GiB and is {apart[1]:.1f} GiB; which "
-                "of the libraries changed it is not separated here."
+                f"takes away that does not depend on the batch was {apart[0]:.1f} GiB and is {apart[1]:.1f} GiB."
             )
+
+
+def _weights_kept(published: Mapping[Key, Figures], records: Sequence[CellRecord]) -> Iterator[str]:
+    """Why the large model needed so much more without checkpointing: gathered weights, kept for the backward pass."""
+    again = figures_of(records)
+    both = [(key, figures, published[key]) for key, figures in again.items() if figures.active and key in published]
+    told = [
+        f"{theirs.active[1]:.0f} and {ours.active[1]:.0f} MiB at batch size {key[3]}"
+        for key, ours, theirs in both
+        if ours.active and theirs.active
+    ]
+    if told:
+        yield (
+            "What changed is DeepSpeed: the weights that ZeRO-3 gathers for a layer stayed with what the backward pass "
+            "needs, in a model built outside `zero.Init`, until checkpointing dropped them; today's engine frees them "
+            "in both cases. `engine.zero_init=false engine.memory_efficient_linear=false` brings that back with today's "
+            f"software: active peaks, published and virtual, are {'; '.join(told)}, and "
+            f"{_limits(published, again)}."
+        )
 
 
 def _reserved(side: Mapping[Key, Figures], key: Key) -> float | None:
