@@ -5,12 +5,14 @@ Every figure is computed from records; the text around it says what differs betw
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
 
 from sweep import analysis, plots
 from sweep.plots.style import CREATOR, STYLE
+from sweep.record import CellRecord, Failure
 from sweep.store import Store, write_atomically, write_json
 from sweep.studies import QUESTIONS, answers, draw, reasons
 from sweep.studies.answer import markdown, table
@@ -106,7 +108,17 @@ def take(results: Path, records: Path) -> None:
             for record in found:
                 cell = Store(records / folder.name).cell(record.cell_id)
                 cell.path.mkdir(parents=True)
-                write_json(cell.record_path, record)
+                write_json(cell.record_path, _without_log(record))
+
+
+def _without_log(record: CellRecord) -> CellRecord:
+    """A traceback's paths are those of one machine."""
+    ranks = tuple(replace(rank, failure=_quiet(rank.failure)) for rank in record.ranks)
+    return replace(record, ranks=ranks, failure=_quiet(record.failure))
+
+
+def _quiet(failure: Failure | None) -> Failure | None:
+    return failure and replace(failure, stderr_tail=None)
 
 
 def write(results: Path, docs: Path, names: Sequence[str] = tuple(PAGES)) -> Iterator[Path]:

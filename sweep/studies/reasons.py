@@ -176,8 +176,8 @@ def _weights_kept(published: Mapping[Key, Figures], records: Sequence[CellRecord
         yield (
             "What changed is DeepSpeed: the weights that ZeRO-3 gathers for a layer stayed with what the backward pass "
             "needs, in a model built outside `zero.Init`, until checkpointing dropped them; today's engine frees them "
-            "in both cases. `engine.zero_init=false engine.memory_efficient_linear=false` brings that back with today's "
-            f"software: active peaks, published and virtual, are {'; '.join(told)}, and "
+            "in both cases. `engine.zero_init=false engine.memory_efficient_linear=false` brings that back with "
+            f"today's software: active peaks, published and virtual, are {'; '.join(told)}, and "
             f"{_limits(published, again)}."
         )
 
