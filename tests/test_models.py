@@ -109,6 +109,9 @@ def test_pretrained_weights_are_those_of_the_folder(make_spec: MakeSpec, folder:
     sharded = make_spec(model=model, engine={"name": "deepspeed", "zero_stage": 3})
     assert "choose engine.zero_init=false" in str(unsupported_reason(sharded))
 
+    on_gpu = make_spec(model=model, engine={"name": "fsdp2"}, device={"kind": "cuda"})
+    assert "choose model.weights=random" in str(unsupported_reason(on_gpu))
+
     weights = folder / "model.safetensors"
     os.utime(weights, ns=(1, 1))
     models._described.cache_clear()

@@ -43,6 +43,11 @@ def test_a_spec_is_frozen(make_spec: MakeSpec) -> None:
         ),
         ({"engine": {"name": "deepspeed", "zero_stage": 3, "reduce_bucket_size": 0}}, "engine.reduce_bucket_size=0"),
         ({"lora": {"rank": 0}}, "lora.rank=0 is not valid: give a whole number of 1 or more."),
+        ({"lora": {"rank": 8, "targets": "q_proj"}}, "lora.targets=q_proj is not valid: give a list."),
+        (
+            {"device": {"kind": "cpu", "memory_limit_bytes": 2**30, "gpu": {"key": "l4"}}},
+            "device.gpu=l4 is not valid: device=virtual plays a GPU, and no other device.",
+        ),
         ({"attention": "fast"}, "choose one of eager, sdpa, flash."),
         ({"seq_len": 4096}, "model=tiny takes at most 2048 tokens"),
         ({"warmup_iterations": 0}, "so that the optimizer has stepped"),

@@ -87,7 +87,8 @@ class DeviceSpec:
     """CPU only: the address space that a rank may take on top of what it holds once its libraries are imported."""
 
     def __post_init__(self) -> None:
-        assert (self.gpu is not None) == (self.kind is DeviceKind.VIRTUAL)
+        if (self.gpu is not None) != (self.kind is DeviceKind.VIRTUAL):
+            raise SpecError("device.gpu", self.gpu and self.gpu.key, "device=virtual plays a GPU, and no other device")
         if self.kind is DeviceKind.CPU:
             positive("device.memory_limit_bytes", self.memory_limit_bytes)
 

@@ -96,8 +96,7 @@ def _converter(hint: Any) -> Converter:
         inner = _converter(next(a for a in arguments if a is not type(None)))
         return lambda value, path: None if value is None else inner(value, path)
     if origin is tuple:
-        item = _converter(arguments[0])
-        return lambda value, path: tuple([item(each, f"{path}[{i}]") for i, each in enumerate(value)])
+        return functools.partial(_to_tuple, _converter(arguments[0]))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return functools.partial(_to_mapping, _converter(arguments[0]), _converter(arguments[1]))
     if dataclasses.is_dataclass(hint):
@@ -107,6 +106,12 @@ def _converter(hint: Any) -> Converter:
     if hint in (int, float, str, bool):
         return functools.partial(_to_plain, hint)
     return lambda value, path: value
+
+
+def _to_tuple(item: Converter, value: Any, path: str) -> Any:
+    if not isinstance(value, list | tuple):
+        raise SpecError(path, value, "give a list")
+    return tuple([item(each, f"{path}[{i}]") for i, each in enumerate(value)])
 
 
 def _to_mapping(key: Converter, item: Converter, value: Any, path: str) -> Any:

@@ -56,6 +56,11 @@ def _precision(spec: CellSpec) -> str | None:
 def _model(spec: CellSpec) -> str | None:
     if spec.model.weights is Weights.PRETRAINED and spec.engine.builds_sharded:
         return "pretrained weights are not loaded under zero.Init; choose engine.zero_init=false"
+    on_gpu = spec.device.kind is not DeviceKind.CPU
+    made_late = spec.engine.name is EngineName.DEVICE_MAP or (spec.engine.name is EngineName.FSDP2 and on_gpu)
+    if spec.model.weights is Weights.PRETRAINED and made_late:
+        name = spec.engine.name.value
+        return f"engine={name} makes parameters where they will lie, with random values; choose model.weights=random"
     return None
 
 
