@@ -318,7 +318,7 @@ class CellRecord:
             return None
         if self.spec.workload.full_length:
             return self.spec.tokens_per_iteration / seconds
-        tokens = [rank.measured_tokens for rank in self.ranks]
+        tokens = [rank.measured_tokens for rank in self.ranks[: self.spec.processes]]
         known = [count for count in tokens if count is not None]
         return sum(known) / sum(all_seconds) if len(known) == len(tokens) else None
 

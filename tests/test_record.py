@@ -40,6 +40,14 @@ def test_throughput_is_the_worlds_and_counts_accumulation_once(make_spec: MakeSp
     assert both.tokens_per_second == 3 * 4 * 2 * 32 / 2
 
 
+def test_tokens_of_one_process_with_several_devices_are_counted_once(make_spec: MakeSpec) -> None:
+    content = to_json(make_spec(engine={"name": "device_map"}, world_size=2))
+    padded = {"name": "text", "path": "a.txt", "lengths": "maximum"}
+    spec = from_json(CellSpec, content | {"workload": padded})
+    both = record(spec, rank(0, seconds_per_iteration=(2.0, 2.0), measured_tokens=40), rank(1))
+    assert both.tokens_per_second == 10
+
+
 def test_devices_are_never_summed(make_spec: MakeSpec) -> None:
     def peaks(size: int) -> dict[Phase, MemoryPeak]:
         return {Phase.LOAD: MemoryPeak(allocated_bytes=size, active_bytes=size, reserved_bytes=size + 3)}

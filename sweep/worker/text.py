@@ -22,7 +22,7 @@ class TextBatches:
         self._generator = torch.Generator().manual_seed(spec.seed)
         order = torch.randperm(len(sequences), generator=self._generator).tolist()
         self._sequences = [sequences[i] for i in order]
-        self._at, self._stride = rank * spec.batch_size, spec.world_size * spec.batch_size
+        self._at, self._stride = rank * spec.batch_size, spec.data_parallel_size * spec.batch_size
         self.tokens: int | None = 0
 
     def next(self) -> dict[str, torch.Tensor]:
