@@ -181,7 +181,8 @@ def markdown(sides: Sequence[Side], ignore: Iterable[str] = ()) -> str:
             if number:
                 head.append(f"{title} error, {name}")
                 columns.append([_error(values[0].get(key), values[number].get(key)) for key in shared])
-    labels = [[found[0][key][0].label(varying), str(found[0][key][1].spec.batch_size)] for key in shared]
+    firsts = [found[0][key] for key in shared]
+    labels = [[one.label(varying), str(one.size_of(record))] for one, record in firsts]
     rows = [[*label, *cells] for label, *cells in zip(labels, *columns, strict=True)]
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -86,7 +86,7 @@ def candidates(series: Sequence[Series], effective_batch: int, headroom: float) 
     for one in series:
         for record in one.measured:
             candidate = _candidate(one, record, varying, effective_batch)
-            if record.spec.batch_size in one.thrashing:
+            if one.size_of(record) in one.thrashing:
                 continue
             usable += 1
             if candidate is None:

@@ -79,7 +79,11 @@ def _stored(argument: str) -> Subject:
     if not directory.spec_path.exists():
         raise ExplainError(f"{argument} is no cell's folder: it has no spec.json")
     store = Store(directory.path.parent.parent)
-    return Subject(spec=directory.read_spec(), store=store, identifier=directory.path.name)
+    try:
+        spec = directory.read_spec()
+    except ValueError as error:
+        raise ExplainError(f"{directory.spec_path} cannot be read ({' '.join(str(error).split())})") from error
+    return Subject(spec=spec, store=store, identifier=directory.path.name)
 
 
 def _composed(overrides: Sequence[str]) -> list[Subject]:
