@@ -14,7 +14,7 @@ options := $(strip $(foreach g,$(GROUPS_),$(if $($(g)),$(shell echo $(g) | tr A-
 values := $(strip $(filter-out $(foreach g,$(GROUPS_) PYTHON ARGS,$(g)=%),$(MAKEOVERRIDES)))
 overrides := $(options) $(values) $(if $(MODEL)$(EXPERIMENT),,experiment=first)
 
-.PHONY: setup sweep plots report docs test test-all lint bench gpu-check clean
+.PHONY: setup help sweep plots report docs test test-all lint bench gpu-check clean
 
 setup: $(INSTALLED)
 
@@ -23,6 +23,10 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --progress-bar off --editable '.[dev]'
 	touch $@
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^PYTHON/q' Makefile
+	@echo 'Also: make setup, plots, report, docs, test, test-all, lint, bench, gpu-check, clean'
 
 sweep: $(INSTALLED)
 	@$(BIN)/python -m sweep.run $(foreach o,$(overrides),'$(subst ','\'',$(o))') $(ARGS)

@@ -3,23 +3,17 @@
 import importlib
 import sys
 
-COMMANDS = {
-    "models": "sweep.models",
-    "plots": "sweep.plots",
-    "report": "sweep.report",
-    "import": "sweep.importing",
-    "export": "sweep.exporting",
-    "recommend": "sweep.recommend",
-    "compare": "sweep.compare",
-    "calibrate": "sweep.calibrate",
-    "explain": "sweep.explain",
-}
+from sweep.help import COMMANDS, help_text
 
 
 def main() -> None:
-    command, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
+    command, *rest = sys.argv[1:] or [""]
+    if not command:
+        print(help_text(()))
+        return
     if command in COMMANDS:
-        sys.exit(importlib.import_module(COMMANDS[command]).main(rest))
+        module, _ = COMMANDS[command]
+        sys.exit(importlib.import_module(module).main(rest))
     from sweep import run
 
     run.main()

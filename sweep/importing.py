@@ -268,7 +268,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             save(Store(options.results / name), records)
             series = len({record.series_id for record in records})
             print(f"{options.results / name}: {len(records)} cells in {series} series from {path.name}")
-    except (ImportingError, SpecError, StoreError, OSError, UnicodeDecodeError) as problem:
+    except OSError as problem:
+        print(f"{problem.filename}: {problem.strerror}", file=sys.stderr)
+        return 1
+    except (ImportingError, SpecError, StoreError, UnicodeDecodeError) as problem:
         print(problem, file=sys.stderr)
         return 1
     return 0

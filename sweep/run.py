@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from sweep.config import CONF, job_from
+from sweep.help import help_text
 from sweep.launch import run_cell
 from sweep.models import BY_PATH
 from sweep.record import CellRecord
@@ -54,6 +55,9 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
 def main() -> None:
     from sweep.usage import fail, fail_on_mistakes
 
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print(help_text(sys.argv[1:]))
+        return
     if "TORCHELASTIC_RUN_ID" in os.environ or "LOCAL_RANK" in os.environ:
         fail("this is one of several ranks, and each would run the whole sweep: start it once, without torchrun.")
     sys.argv[1:] = spelled_out(sys.argv[1:])

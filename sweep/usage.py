@@ -14,8 +14,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from sweep.config import CONF
-
-GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+from sweep.help import COMMANDS, GROUPS, options
 
 
 def fail(message: str) -> NoReturn:
@@ -41,7 +40,12 @@ def fail_on_mistakes(arguments: Sequence[str]) -> None:
     """Compose once before Hydra takes over."""
     overrides = [argument for argument in arguments if argument not in ("-m", "--multirun")]
     if any(argument.startswith("-") for argument in overrides):
-        return  # --help, --cfg and the like: Hydra answers
+        return  # --cfg and the like: Hydra answers
+    for word in overrides:
+        if "=" not in word and not word.startswith("~"):
+            close = difflib.get_close_matches(word.lower(), COMMANDS, n=1)
+            meant = f"did you mean sweep {close[0]}? " if close else ""
+            fail(f"{word} is neither a command nor of the form key=value: {meant}--help shows both.")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         try:
@@ -63,10 +67,12 @@ def _check_choice(override: Override) -> None:
         fail(f"hydra/sweeper={','.join(values)} cannot run a sweep: leave it at until_oom.")
     if group not in GROUPS:
         return
-    options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    known = options(group)
     for value in values:
-        if value not in options and not (group == "experiment" and value == "null"):
-            fail(f"{group}={value} is not known: choose one of {', '.join(options)}.")
+        if value not in known and not (group == "experiment" and value == "null"):
+            if close := difflib.get_close_matches(value.lower(), known):
+                fail(f"{group}={value} is not known: did you mean {' or '.join(close)}? --help shows all.")
+            fail(f"{group}={value} is not known: choose one of {', '.join(known)}.")
 
 
 def _keys(content: Any, path: str = "") -> Iterator[str]:
@@ -78,10 +84,20 @@ def _keys(content: Any, path: str = "") -> Iterator[str]:
             yield from _keys(value, f"{path}{key}.")
 
 
+def _choices_with(key: str) -> str:
+    """The choices whose own values have this key, as `engine=deepspeed`; empty where there are none."""
+    group, _, field = key.partition(".")
+    files = {each: CONF / group / f"{each}.yaml" for each in options(group)} if group in GROUPS else {}
+    found = [each for each, file in files.items() if f"\n{field}:" in file.read_text(encoding="utf-8")]
+    return f"{group}={' or '.join(found)}" if found else ""
+
+
 def _sentence(error: HydraException, overrides: Sequence[str], keys: Sequence[str]) -> str:
     for override in overrides:
         key = override.partition("=")[0].lstrip("~")
         if "=" in override and key not in keys and not key.startswith(("hydra", "+")):  # + is for what is not there
+            if elsewhere := _choices_with(key):
+                return f"{key} is not valid here: only {elsewhere} has it."
             close = difflib.get_close_matches(key.lower(), keys, n=1)
             meant = f"did you mean {close[0]}? --help shows" if close else "--help shows"
             return f"{key} is not known: {meant} what can be set."

@@ -1,6 +1,7 @@
 """The Hydra application as a user meets it, on the CPU device."""
 
 import csv
+import importlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from conftest import REPOSITORY
 
 from sweep import models
+from sweep.help import COMMANDS
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SMALL = ("device=cpu", "world_size=1", "seq_len=32", "warmup_iterations=1", "steps=2")
@@ -38,7 +40,7 @@ SMALL = ("device=cpu", "world_size=1", "seq_len=32", "warmup_iterations=1", "ste
             ["device=cpu", "model=llama3-8b"],
             "model=llama3-8b cannot be trained on this host's CPU: 2 ranks need",
         ),
-        (["device=cpu", "engine.zero_stage=2"], "engine.zero_stage=2 is not valid: only engine=deepspeed"),
+        (["device=cpu", "engine.zero_stage=2"], "engine.zero_stage is not valid here: only engine=deepspeed"),
         (["device=cpu", "sweep=../up"], "sweep=../up is not valid: give a plain folder name"),
         (["batchsize=1"], "batchsize is not known: did you mean batch_size?"),
         (["MODEL=tiny"], "MODEL is not known: did you mean model?"),
@@ -54,7 +56,9 @@ SMALL = ("device=cpu", "world_size=1", "seq_len=32", "warmup_iterations=1", "ste
         (["device=virtual", "gpu.total_memory_bytes=1000"], "gpu.total_memory_bytes=1000 is not valid"),
         (["device=virtual", "gpu.other_processes_bytes=999999999999"], "gpu.other_processes_bytes=999999999999 is not"),
         (["device=virtual", "world_size=1000"], "world_size=1000 is not valid: the virtual device has at most 64"),
-        (["nonsense"], "missing EQUAL"),
+        (["nonsense"], "nonsense is neither a command nor of the form key=value"),
+        (["plotz"], "did you mean sweep plots?"),
+        (["model=lama3-8b"], "model=lama3-8b is not known: did you mean llama3-8b or "),
         (["search.method=guess"], "search.method=guess is not valid: choose one of ascend, bisect, fit"),
         (["search.points=-1"], "search.points=-1 is not valid"),
         (["search.prior=gut"], "search.prior=gut is not valid: choose none or virtual"),
@@ -73,11 +77,19 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_shows_groups_and_values(run_sweep: Run) -> None:
-    done = run_sweep("--help")
+def test_help_shows_commands_groups_and_values_with_their_meaning(run_sweep: Run) -> None:
+    done = run_sweep("engine=fsdp2", "--help")
     assert done.returncode == 0
+    assert all(f"\n{command} " in done.stdout for command in COMMANDS)
     assert "bloom-560m, gemma-2b" in done.stdout
-    assert "gradient_checkpointing: false" in done.stdout
+    assert "# Forward passes per optimizer step.\naccumulation: 1" in done.stdout
+    assert "reshard_after_forward: null" in done.stdout
+    assert "hydra" not in done.stdout
+
+
+def test_every_command_that_the_help_names_is_there() -> None:
+    for module, _ in COMMANDS.values():
+        assert callable(importlib.import_module(module).main), module
 
 
 def test_the_composed_configuration_can_be_shown(run_sweep: Run) -> None:
@@ -96,7 +108,7 @@ def test_tab_completion_knows_the_models() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == [f"model={name}" for name in models.names() if name.startswith("ll")]
+    assert done.stdout.split() == [f"model={name}" for name in models.names() if name.startswith("llama3")]
 
 
 def test_a_sweep_leaves_records_a_table_and_charts(run_sweep: Run, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class UntilOom(Sweeper):
         except OSError as error:
             fail(f"the results cannot be written: {error.strerror} ({error.filename}); free or change that place.")
         except KeyboardInterrupt:
-            screen.say("Interrupted before anything was measured.")
+            screen.say("Interrupted: what was measured is kept, and the same command goes on from there.")
             code = INTERRUPTED
         if code:
             raise SystemExit(code)

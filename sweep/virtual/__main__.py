@@ -27,7 +27,9 @@ def _bytes(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sweep.virtual", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="sweep virtual", description="Try a training script on GPUs that are not there."
+    )
     commands = parser.add_subparsers(dest="action", required=True)
     runs = commands.add_parser("run", help="run a training command and say what the GPUs held")
     runs.add_argument("--gpu", default="a100-80gb", help="profile, see 'gpus' (default: %(default)s)")
