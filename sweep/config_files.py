@@ -74,6 +74,16 @@ def _owned(field: str, said: Any, owned: Any, by: str) -> None:
         )
 
 
+def _section(content: Values, key: str) -> dict[str, Any]:
+    """A copy; empty where the file has no such section."""
+    section = content.get(key)
+    if section is None:
+        return {}
+    if not isinstance(section, dict):
+        raise SpecError(key, section, "it must hold a mapping")
+    return dict(section)
+
+
 def _from_deepspeed(content: dict[str, Any], values: Values) -> dict[str, Any]:
     """`zero_stage`, and as `config` what the sweep does not own."""
     _refuse_unknown(content, KNOWN["deepspeed"])
@@ -86,11 +96,16 @@ def _from_deepspeed(content: dict[str, Any], values: Values) -> dict[str, Any]:
     _owned("gradient_clipping", rest.pop("gradient_clipping", None), values["gradient_clipping"], "gradient_clipping")
     for half in ("bf16", "fp16"):
         wanted = values["precision"] in ((half, "bf16_pure") if half == "bf16" else (half,))
-        _owned(f"{half}.enabled", rest.pop(half, {}).get("enabled"), wanted, f"precision={values['precision']}")
+        section = _section(rest, half)
+        rest.pop(half, None)
+        _owned(f"{half}.enabled", section.pop("enabled", None), wanted, f"precision={values['precision']}")
+        if wanted and section:  # such as how the loss is scaled
+            rest[half] = section
     for key, by in (("optimizer", f"optimizer={values['optimizer']}"), ("scheduler", "a constant learning rate")):
         if key in rest:
             raise SpecError(key, "...", f"the sweep makes it ({by}); remove it from engine.config_file")
-    zero = dict(rest.pop("zero_optimization", {}))
+    zero = _section(rest, "zero_optimization")
+    rest.pop("zero_optimization", None)
     _refuse_unknown(zero, KNOWN["zero_optimization"], "zero_optimization.")
     stage = zero.pop("stage", 0)
     zero = {key: _automatic(key, value, values) for key, value in zero.items()}
@@ -118,27 +133,27 @@ def _automatic(key: str, value: Any, values: Values) -> Any:
 
 def _from_accelerate(content: dict[str, Any], options: Values, values: Values, folder: Path) -> dict[str, Any]:
     _refuse_unknown(content, KNOWN["accelerate"])
-    name = EngineName(options["name"])
+    name = options["name"]
     distributed = str(content.get("distributed_type", "NO"))
     engines = DISTRIBUTED.get(distributed, ())
     if name not in engines:
         fitting = " or ".join(f"engine={one.value}" for one in engines) or f"one of {', '.join(DISTRIBUTED)}"
-        raise SpecError("distributed_type", distributed, f"the sweep runs engine={name.value}; choose {fitting}")
+        raise SpecError("distributed_type", distributed, f"the sweep runs engine={name}; choose {fitting}")
     mixed = values["precision"] if values["precision"] in ("bf16", "fp16") else "no"
     _owned("mixed_precision", content.get("mixed_precision"), mixed, f"precision={values['precision']}")
     _owned("num_processes", content.get("num_processes"), values["world_size"], "world_size")
     _owned("num_machines", content.get("num_machines"), 1, "one machine")
-    if name is EngineName.DEEPSPEED:
-        return dict(options) | _deepspeed_section(dict(content.get("deepspeed_config") or {}), values, folder)
-    if name is EngineName.FSDP2:
-        return dict(options) | _fsdp_section(dict(content.get("fsdp_config") or {}), values)
+    if name == EngineName.DEEPSPEED.value:
+        return dict(options) | _deepspeed_section(_section(content, "deepspeed_config"), values, folder)
+    if name == EngineName.FSDP2.value:
+        return dict(options) | _fsdp_section(_section(content, "fsdp_config"), values)
     return dict(options)
 
 
 def _deepspeed_section(section: dict[str, Any], values: Values, folder: Path) -> dict[str, Any]:
     _refuse_unknown(section, KNOWN["accelerate_deepspeed"], "deepspeed_config.")
     if "deepspeed_config_file" in section:
-        return _from_deepspeed(_read(folder / section["deepspeed_config_file"]), values)
+        return _from_deepspeed(_read(folder / str(section["deepspeed_config_file"])), values)
     _owned(
         "gradient_accumulation_steps",
         section.get("gradient_accumulation_steps"),

@@ -39,7 +39,8 @@ def test_what_the_sweep_owns_is_filled_in_and_the_rest_is_the_files(make_spec: M
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": 4,
         "train_batch_size": 64,
-        "bf16": {"enabled": "auto"},
+        "bf16": {"enabled": "auto", "check_grad_overflow": True},
+        "fp16": {"enabled": False, "initial_scale_power": 16},
         "wall_clock_breakdown": False,
         "zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": "auto"},
     }
@@ -47,7 +48,8 @@ def test_what_the_sweep_owns_is_filled_in_and_the_rest_is_the_files(make_spec: M
     spec = make_spec(engine=engine, batch_size=2, accumulation=4, world_size=8, precision="bf16")
     config = deepspeed_config(spec)
     assert config["train_micro_batch_size_per_gpu"] == 2
-    assert config["bf16"] == {"enabled": True}
+    assert config["bf16"] == {"enabled": True, "check_grad_overflow": True}
+    assert "fp16" not in config
     assert config["wall_clock_breakdown"] is False
     assert config["zero_optimization"]["stage"] == 2
     assert config["zero_optimization"]["overlap_comm"] is False
@@ -64,6 +66,7 @@ def test_what_the_sweep_owns_is_filled_in_and_the_rest_is_the_files(make_spec: M
         ),
         ({"train_batch_size": 32}, "the sweep sets it to 64 (batch_size x accumulation x world_size)"),
         ({"fp16": {"enabled": True}}, "fp16.enabled=True is not valid: the sweep sets it to False (precision=bf16)"),
+        ({"bf16": True}, "bf16=True is not valid: it must hold a mapping."),
         ({"gradient_clipping": 0.5}, "gradient_clipping=0.5 is not valid: the sweep sets it to 1.0"),
         ({"optimizer": {"type": "AdamW"}}, "the sweep makes it (optimizer=adamw)"),
         ({"zero_optimisation": {}}, "engine.config_file=zero_optimisation is not valid: there is no such field"),

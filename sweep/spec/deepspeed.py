@@ -30,13 +30,14 @@ def deepspeed_config(spec: CellSpec) -> dict[str, Any]:
     # The client's torch optimizer has the footprint of DeepSpeed's own FusedAdam and needs no CUDA compiler.
     config |= {"zero_optimization": zero, "zero_allow_untested_optimizer": True}
     config |= {"train_micro_batch_size_per_gpu": spec.batch_size, "gradient_accumulation_steps": spec.accumulation}
-    config |= _precision(spec.precision)
+    for name, owned in _precision(spec.precision).items():
+        config[name] = {**config.get(name, {}), **owned}
     if spec.gradient_clipping is not None:
         config["gradient_clipping"] = spec.gradient_clipping
     return config
 
 
-def _precision(precision: Precision) -> Mapping[str, Any]:
+def _precision(precision: Precision) -> Mapping[str, Mapping[str, Any]]:
     if precision is Precision.BF16_PURE:
         return {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
     return {precision.value: {"enabled": True}} if precision in (Precision.BF16, Precision.FP16) else {}
