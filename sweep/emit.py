@@ -82,6 +82,15 @@ def accelerate_yaml(spec: CellSpec) -> str:
     on_cpu, several = spec.device.kind is DeviceKind.CPU, spec.world_size > 1
     if spec.engine.name is EngineName.DEVICE_MAP:
         raise EmitError('--emit accelerate: a device map is the script\'s own; load with device_map="balanced"')
+    engine = spec.engine
+    unsaid = {
+        "engine.config_file": engine.config,
+        "engine.memory_efficient_linear": engine.memory_efficient_linear,
+        "engine.reduce_bucket_size": engine.reduce_bucket_size,
+        "engine.prefetch_bucket_size": engine.prefetch_bucket_size,
+    }
+    if named := [name for name, value in unsaid.items() if value is not None]:
+        raise EmitError(f"--emit accelerate: its file has no place for {named[0]}; choose --emit deepspeed")
     deepspeed, fsdp = spec.engine.name is EngineName.DEEPSPEED, spec.engine.name is EngineName.FSDP2
     plain = ("MULTI_CPU" if on_cpu else "MULTI_GPU") if several else "NO"
     distributed = "DEEPSPEED" if deepspeed else "FSDP" if fsdp else plain
@@ -119,6 +128,8 @@ def accelerate_yaml(spec: CellSpec) -> str:
         f"gradient checkpointing: {'model.gradient_checkpointing_enable()' if spec.gradient_checkpointing else 'off'}",
         f"optimizer: {spec.optimizer.value}",
     ]
+    if engine.sync_each_micro_batch:
+        by_hand.append("accelerate.utils.GradientAccumulationPlugin(sync_each_batch=True)")
     if spec.lora:
         by_hand.append(
             f"peft.LoraConfig(r={spec.lora.rank}, target_modules={list(spec.lora.targets) or 'all-linear'!r})"

@@ -248,6 +248,12 @@ def test_an_fsdp2_winner_is_an_accelerate_file_that_the_sweep_itself_takes(tmp_p
     path.write_text(emit(winner, Target.ACCELERATE))
     values = to_json(winner)
     assert with_file({"name": "fsdp2", "config_file": str(path)}, values)["reshard_after_forward"] is False
+    assert "sync_each_batch=True" in emit(
+        replace(winner, engine=replace(engine, sync_each_micro_batch=True)), Target.ACCELERATE
+    )
+    buckets = replace(spec().engine, reduce_bucket_size=1000)
+    with pytest.raises(EmitError, match=r"no place for engine.reduce_bucket_size; choose --emit deepspeed"):
+        emit(replace(spec(), engine=buckets), Target.ACCELERATE)
     with pytest.raises(EmitError, match="choose --emit accelerate"):
         emit(winner, Target.TRAINER)
     with pytest.raises(EmitError, match="device_map"):
