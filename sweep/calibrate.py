@@ -61,8 +61,10 @@ def calibrate(store: Store, folder: Path) -> list[Calibration]:
 
 
 def apply(store: Store, folder: Path) -> int:
-    """Estimates the cells of a sweep anew, with the factors that there are now; how many."""
+    """Estimates the cells of a sweep anew, with the factors that there are now; how many. Raises `CalibrationError`."""
     count = 0
+    if not store.path.is_dir():
+        raise CalibrationError(f"{store.path} is no folder of results")
     with store.lock():
         for record in store.records():
             if record.timing_kind is not TimingKind.ESTIMATED:
