@@ -12,6 +12,7 @@ BELOW = {
     "record": {"spec"},
     "store": {"spec", "record"},
     "models": {"spec"},
+    "help": {"config"},
     "workloads": {"spec"},
     "plan": {"spec", "record"},
     "walks": {"spec", "record", "store", "environment", "config", "plan"},
