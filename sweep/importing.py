@@ -50,6 +50,8 @@ SPEC_FIELDS = (
     "world_size", "batch_size", "seq_len", "gradient_checkpointing", "expandable_segments", "precision",
     "accumulation", "optimizer",
 )  # fmt: skip
+UNWRAPPED = ("", "none", "dp", "multi_gpu", "distributeddataparallel")
+"""Of `engine`: one device alone, or DDP under another name. What is no engine of the sweep is refused, not renamed."""
 REQUIRED = ("model", "gpu", "seq_len", "batch_size", "reserved")
 
 
@@ -137,9 +139,9 @@ def read(
 
 
 def _spec(table: Table, row: Mapping[str, str]) -> CellSpec:
-    stage, engine = table.whole(row, "zero_stage"), table.text(row, "engine")
-    if engine not in ("deepspeed", "ddp"):  # one device alone, or DDP under any of its names
-        engine = "deepspeed" if engine is None and stage is not None else "ddp"
+    stage, engine = table.whole(row, "zero_stage"), (table.text(row, "engine") or "").lower()
+    if engine in UNWRAPPED:
+        engine = "deepspeed" if not engine and stage is not None else "ddp"
     content: dict[str, Any] = {
         "model": _model(table, row),
         "engine": {"name": engine, "zero_stage": stage if engine == "deepspeed" else None},

@@ -68,6 +68,10 @@ def test_each_gpu_is_a_series_of_its_own(tmp_path: Path) -> None:
         (HEAD + "../x,a40,8,1,1", "model=../x is none of conf/model/: say how large it is"),
         (HEAD + "tiny,abacus,8,1,1", "gpu=abacus is not known: say what it holds with --set capacity=MIB"),
         (HEAD + "tiny,a40,8,1,1\ntiny,a40,8,1,2", "mine.csv has two rows for rank 0 of one configuration"),
+        (
+            HEAD.replace("\n", ",engine\n") + "tiny,a40,8,1,1,fsdp",
+            "engine.name=fsdp is not valid: choose one of single",
+        ),
         (HEAD.replace("\n", ",status\n") + "tiny,a40,8,1,1,fine", "mine.csv says status=fine for batch_size=1"),
     ],
 )
