@@ -7,11 +7,11 @@ there already. Imported measurements count as well, though another version of th
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sweep import virtual
+from sweep import analysis, virtual
 from sweep.estimate.cell import estimate_of
 from sweep.estimate.factors import CALIBRATION, Calibration
 from sweep.estimate.fit import Measured, fit
@@ -27,12 +27,17 @@ class CalibrationError(ValueError):
     """Nothing can be fitted; one sentence."""
 
 
-def measured_cells(records: Iterable[CellRecord], counted: Store) -> dict[str, list[Measured]]:
-    """The cells that ran well and were timed, by GPU profile, with work counted in the store `counted`."""
+def measured_cells(records: Sequence[CellRecord], counted: Store) -> dict[str, list[Measured]]:
+    """The cells that ran well and were timed, by GPU profile, with work counted in the store `counted`.
+
+    Sizes that the allocator slows down are left out: their time is not that of their work.
+    """
     found: dict[str, list[Measured]] = {}
+    series = analysis.series_of(records)
+    slowed = {record.cell_id for one in series for size, record in one.records.items() if size in one.thrashing}
     for record in records:
         rank, seconds = record.largest_rank, record.seconds_per_iteration
-        if record.status is not Status.OK or rank is None or seconds is None:
+        if record.status is not Status.OK or record.cell_id in slowed or rank is None or seconds is None:
             continue
         twin = virtual_twin(record.spec, rank.device_name)
         if twin is None or twin.device.gpu is None:

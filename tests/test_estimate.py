@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from test_analysis import study
+from test_analysis import study, walk
 from test_plots import store_of, words
 
-from sweep import compare, plots, recommend, virtual
+from sweep import calibrate, compare, plots, recommend, virtual
 from sweep.analysis import series_of, table, timing_of
-from sweep.calibrate import apply
+from sweep.calibrate import apply, measured_cells
 from sweep.estimate.factors import Calibration, Factors, calibration_of
 from sweep.estimate.fit import Measured, adjusted, fit
 from sweep.estimate.model import estimate, rates_of, seconds_per_iteration
@@ -164,6 +164,23 @@ def test_a_calibration_is_kept_and_used(tmp_path: Path) -> None:
     assert after.seconds_per_iteration == pytest.approx(2 * before.seconds_per_iteration, rel=0.01)
     assert "default factors" in before.model
     assert "fitted to 3 cells (here)" in after.model
+
+
+def test_nothing_is_fitted_to_a_size_that_the_allocator_slows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {1: 1.0, 2: 2.0, 3: 9.0}
+    cells = walk({size: (10_000, 20_000, seconds) for size, seconds in times.items()})
+    records = [replace(record, cell_id=str(record.spec.batch_size)) for record in cells]
+    counted: list[int] = []
+
+    def count(twin: CellSpec, *_: object) -> CellRecord:
+        counted.append(twin.batch_size)
+        return records[0]
+
+    monkeypatch.setattr(calibrate, "run_cell", count)
+    monkeypatch.setattr(calibrate, "read_work", lambda path: Work(steps=()))
+    (fitted,) = measured_cells(records, Store(tmp_path)).values()
+    assert counted == [1, 2]
+    assert [cell.seconds_per_iteration for cell in fitted] == [1.0, 2.0]
 
 
 def estimated(records: list[CellRecord]) -> list[CellRecord]:

@@ -25,7 +25,7 @@ BELOW = {
     "estimate": {"spec", "record", "virtual"},
     "worker": {"spec", "record", "store", "measure", "estimate", "launch", "explanation"},
     "launch": {"spec", "record", "store", "environment", "estimate", "virtual", "nvml", "explanation"},
-    "calibrate": {"spec", "record", "store", "estimate", "launch", "prior", "virtual"},
+    "calibrate": {"spec", "record", "store", "estimate", "launch", "prior", "virtual", "analysis"},
     "analysis": {"spec", "record"},
     "importing": {"spec", "record", "store", "models", "virtual"},
     "plots": {"spec", "record", "store", "analysis"},
