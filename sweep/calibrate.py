@@ -85,7 +85,8 @@ def apply(store: Store, folder: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sweep calibrate", description="Fit estimated times to measured ones.")
     parser.add_argument("results", type=Path, help="a folder of results with measured times")
-    parser.add_argument("--apply", type=Path, action="append", default=[], metavar="results/VIRTUAL")
+    applied = "a sweep whose times are estimated anew with the factors found"
+    parser.add_argument("--apply", type=Path, action="append", default=[], metavar="results/VIRTUAL", help=applied)
     parser.add_argument(
         "--folder", type=Path, default=CALIBRATION, help="where factors are kept; default: calibration/"
     )

@@ -1,6 +1,7 @@
 """The rooms of ARCHITECTURE.md: imports run downwards, and the parent never needs torch."""
 
 import ast
+import re
 import subprocess
 import sys
 
@@ -84,3 +85,13 @@ def test_the_virtual_gpu_needs_nothing_of_the_rest() -> None:
     program = f"import sys, sweep.virtual; print([m for m in sys.modules if m in {unwanted}])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_room_is_on_the_page() -> None:
+    page = (REPOSITORY / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`(?:sweep/)?([a-z_]+(?:\.[a-z]+)?)/?`", page))
+    rooms = {path.name for path in (REPOSITORY / "sweep").iterdir() if not path.name.startswith("__")}
+    assert rooms - named == set()
+    paths = re.findall(r"`((?:sweep|hydra_plugins)/[a-z_/.]*|[a-z_]+/)`", page)
+    inside = ("", "sweep", "sweep/worker")
+    assert [path for path in paths if not any((REPOSITORY / room / path).exists() for room in inside)] == []
