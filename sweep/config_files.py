@@ -26,6 +26,22 @@ DISTRIBUTED = {
     "DEEPSPEED": (EngineName.DEEPSPEED,),
     "FSDP": (EngineName.FSDP2,),
 }
+SECTIONS = {"deepspeed_config": EngineName.DEEPSPEED, "fsdp_config": EngineName.FSDP2}
+NOT_RUN: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "compute_environment": (("LOCAL_MACHINE",), "the sweep starts processes on this machine alone"),
+    "gpu_ids": (("all",), "the sweep takes the first GPUs that are visible; choose them with CUDA_VISIBLE_DEVICES"),
+    "debug": ((False,), "the sweep does not check collectives while it measures"),
+    "enable_cpu_affinity": ((False,), "the sweep binds no process to a processor"),
+    "downcast_bf16": ((False, "no"), "it is for TPUs"),
+    "tpu_use_cluster": ((False,), "it is for TPUs"),
+    "tpu_use_sudo": ((False,), "it is for TPUs"),
+    "tpu_env": (([],), "it is for TPUs"),
+    "tpu_name": ((), "it is for TPUs"),
+    "tpu_zone": ((), "it is for TPUs"),
+}
+"""Fields of an accelerate file with the values that change nothing, and why no other is run. All further fields say how
+several machines find each other, which one machine need not, or what is saved (`zero3_save_16bit_model`,
+`fsdp_state_dict_type`) and how weights come to the devices (`fsdp_cpu_ram_efficient_loading`): not how one trains."""
 Values = Mapping[str, Any]
 """Of the composed configuration: batch_size, accumulation, precision, gradient_clipping and so on."""
 
@@ -143,6 +159,13 @@ def _from_accelerate(content: dict[str, Any], options: Values, values: Values, f
     _owned("mixed_precision", content.get("mixed_precision"), mixed, f"precision={values['precision']}")
     _owned("num_processes", content.get("num_processes"), values["world_size"], "world_size")
     _owned("num_machines", content.get("num_machines"), 1, "one machine")
+    _owned("use_cpu", content.get("use_cpu"), values["device"]["kind"] == "cpu", f"device={values['device']['kind']}")
+    for key, (harmless, why) in NOT_RUN.items():
+        if content.get(key) is not None and content[key] not in harmless:
+            raise SpecError(key, content[key], f"{why}; leave it out of engine.config_file")
+    for key, engine in SECTIONS.items():
+        if content.get(key) and name != engine.value:
+            raise SpecError(key, "...", f"engine={name} has no use for it; remove it from engine.config_file")
     if name == EngineName.DEEPSPEED.value:
         return dict(options) | _deepspeed_section(_section(content, "deepspeed_config"), values, folder)
     if name == EngineName.FSDP2.value:
@@ -184,4 +207,5 @@ def _fsdp_section(section: dict[str, Any], values: Values) -> dict[str, Any]:
     return {
         "reshard_after_forward": section.get("fsdp_reshard_after_forward"),
         "cpu_offload": section.get("fsdp_offload_params") or None,
+        "wrap_layers": section.get("fsdp_transformer_layer_cls_to_wrap"),
     }

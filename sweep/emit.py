@@ -122,6 +122,8 @@ def accelerate_yaml(spec: CellSpec) -> str:
             "fsdp_reshard_after_forward": spec.engine.reshard_after_forward is not False,
             "fsdp_offload_params": bool(spec.engine.cpu_offload),
         }
+        if spec.engine.wrap_layers:
+            content["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = spec.engine.wrap_layers
     by_hand = [
         f"the data loader's batch size: {spec.batch_size}",
         f"Accelerator(gradient_accumulation_steps={spec.accumulation})",

@@ -25,6 +25,7 @@ VALUES = {
     "gradient_clipping": 1.0,
     "gradient_checkpointing": False,
     "optimizer": "adamw",
+    "device": {"kind": "virtual"},
 }
 
 
@@ -73,6 +74,9 @@ def test_what_the_sweep_owns_is_filled_in_and_the_rest_is_the_files(make_spec: M
         ({"zero_optimization": {"stages": 2}}, "zero_optimization.stages is not valid: there is no such field"),
         ({"distributed_type": "FSDP"}, "distributed_type=FSDP is not valid: the sweep runs engine=deepspeed"),
         ({"distributed_type": "DEEPSPEED", "num_processes": 4}, "num_processes=4 is not valid: the sweep sets it to 8"),
+        ({"distributed_type": "DEEPSPEED", "use_cpu": True}, "the sweep sets it to False (device=virtual)"),
+        ({"distributed_type": "DEEPSPEED", "gpu_ids": "2,3"}, "gpu_ids=2,3 is not valid: the sweep takes the first"),
+        ({"distributed_type": "DEEPSPEED", "fsdp_config": {"fsdp_version": 2}}, "engine=deepspeed has no use for it"),
     ],
 )
 def test_a_conflict_is_one_sentence(tmp_path: Path, content: dict[str, Any], sentence: str) -> None:
@@ -82,10 +86,11 @@ def test_a_conflict_is_one_sentence(tmp_path: Path, content: dict[str, Any], sen
 
 
 def test_an_accelerate_file_sets_the_engines_options(tmp_path: Path) -> None:
-    section = {"fsdp_version": 2, "fsdp_reshard_after_forward": False, "fsdp_offload_params": True}
+    section: dict[str, Any] = {"fsdp_version": 2, "fsdp_reshard_after_forward": False, "fsdp_offload_params": True}
+    section |= {"fsdp_transformer_layer_cls_to_wrap": "LlamaMLP", "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
     content = {"distributed_type": "FSDP", "mixed_precision": "bf16", "fsdp_config": section}
     found = engine_with(tmp_path, content, "fsdp2")
-    assert found == {"name": "fsdp2", "reshard_after_forward": False, "cpu_offload": True}
+    assert found == {"name": "fsdp2", "reshard_after_forward": False, "cpu_offload": True, "wrap_layers": "LlamaMLP"}
     content = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3, "zero3_init_flag": False}}
     found = engine_with(tmp_path, content)
     assert (found["zero_stage"], found["zero_init"]) == (3, False)

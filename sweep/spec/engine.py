@@ -22,7 +22,7 @@ class EngineName(str, Enum):
 OPTIONS: Mapping[EngineName, frozenset[str]] = {
     EngineName.SINGLE: frozenset(),
     EngineName.DDP: frozenset(),
-    EngineName.FSDP2: frozenset({"reshard_after_forward", "cpu_offload", "sync_each_micro_batch"}),
+    EngineName.FSDP2: frozenset({"reshard_after_forward", "cpu_offload", "sync_each_micro_batch", "wrap_layers"}),
     EngineName.DEEPSPEED: frozenset(
         {
             "zero_stage",
@@ -66,6 +66,9 @@ class EngineSpec:
     sync_each_micro_batch: bool | None = field(default=None, metadata=LATER)
     """Whether every accumulated pass reduces its gradients to shards; otherwise (null) whole gradients stay on each
     device until the last pass."""
+    wrap_layers: str | None = field(default=None, metadata=LATER)
+    """Class names, with commas between them, of the modules that are sharded each on its own; null: those that the
+    model names itself, its transformer layers."""
     config: Mapping[str, Any] | None = field(default=None, metadata=LATER)
     """A user's own `ds_config.json`, as content; what the sweep owns is filled in."""
 

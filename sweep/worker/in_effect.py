@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from sweep.record import InEffect
@@ -41,8 +42,12 @@ class Witness:
         linear = _first_linear(self._model)
         if linear is not None and not self._spec.compile:
             handles.append(linear.register_forward_hook(self._note_compute))
-        parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        handles += [self._hook_gradient(parameter) for parameter in {parameters[0], parameters[-1]}]
+        if self._spec.engine.name is EngineName.FSDP2:
+            # Its sharded gradients are put there, not accumulated: no hook of a parameter sees them.
+            handles.append(register_optimizer_step_pre_hook(self._note_sharded_gradients))
+        else:
+            parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            handles += [self._hook_gradient(parameter) for parameter in {parameters[0], parameters[-1]}]
         try:
             yield
         finally:
@@ -58,6 +63,10 @@ class Witness:
 
     def _note_compute(self, _module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
         self._compute.add(_name(output.dtype))
+
+    def _note_sharded_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        gradients = (each.grad for group in optimizer.param_groups for each in group["params"])
+        self._gradients.update(_name(gradient.dtype) for gradient in gradients if gradient is not None)
 
     def _note_gradient(self, gradient: torch.Tensor) -> None:
         self._gradients.add(_name(gradient.dtype))

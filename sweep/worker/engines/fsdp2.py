@@ -15,8 +15,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from sweep.spec import CellSpec, Precision
+from sweep.spec import CellSpec, Precision, Weights
 from sweep.worker.engines import Batch, loss_of, stored_dtype
+from sweep.worker.failure import NotInEffectError
 from sweep.worker.optimizers import Given, optimizer_for
 
 STANDARD_DEVIATION = 0.02
@@ -34,6 +35,7 @@ class Fsdp2Engine:
             reshard_after_forward=engine.reshard_after_forward is not False,
             cpu_offload=bool(engine.cpu_offload),
             auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=engine.wrap_layers.split(",") if engine.wrap_layers else None,
             cpu_ram_efficient_loading=False,
         )
         if self._mixed != "no":
@@ -42,9 +44,12 @@ class Fsdp2Engine:
         self._micro_batches = self._steps = 0
 
     def load(self, build: Callable[[torch.dtype], nn.Module]) -> None:
-        """On a GPU parameters are made sharded: as where the host loads it, no device ever holds the whole model."""
+        """Random parameters are made sharded on a GPU, pretrained ones are loaded on the host and sharded from there.
+
+        In both cases no device ever holds the whole model.
+        """
         dtype = stored_dtype(self._spec)
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" or self._spec.model.weights is Weights.PRETRAINED:
             self.model = build(dtype)
         else:
             with init_empty_weights(include_buffers=False):
@@ -57,6 +62,7 @@ class Fsdp2Engine:
             is_main_process=False,
             device=self._device,
         )
+        self._require_wrapped_layers()
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         fsdp2_prepare_model(accelerator, self.model)
@@ -66,6 +72,13 @@ class Fsdp2Engine:
         for group in given.param_groups if isinstance(given, torch.optim.Optimizer) else given or ():
             group["params"] = [sharded[names[parameter]] for parameter in group["params"]]
         self.optimizer = optimizer_for(self._spec, self.model, given)
+
+    def _require_wrapped_layers(self) -> None:
+        """Raises `NotInEffectError` where the model has none of a class that is to be sharded on its own."""
+        kinds = {type(module).__name__ for module in self.model.modules()}
+        for name in (self._spec.engine.wrap_layers or "").split(","):
+            if name and name not in kinds:
+                raise NotInEffectError(f"engine.wrap_layers={name} is not in effect: the model has no such module")
 
     def _fill(self, buffers: dict[str, torch.Tensor]) -> None:
         """Give every shard memory and values; buffers, which are not sharded, get theirs back."""
