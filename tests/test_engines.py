@@ -278,9 +278,10 @@ def test_what_fsdp2_shards_on_its_own(make_spec: MakeSpec, tmp_path: Path) -> No
     """What is in no such module is gathered with the model itself, and stays so until the backward pass: the attention
     of four layers, of which two are gathered anyway at the peak."""
 
-    def record(wrap_layers: str | None) -> CellRecord:
+    def record(wrap_layers: str | None, model: str = "tiny") -> CellRecord:
         engine = {"name": "fsdp2", "wrap_layers": wrap_layers}
-        return run_cell(make_spec(engine=engine, device=on("a100-80gb"), world_size=2), Store(tmp_path), [])
+        spec = make_spec(model=read_model(model), engine=engine, device=on("a100-80gb"), world_size=2)
+        return run_cell(spec, Store(tmp_path), [])
 
     layers, parts, unknown = (record(name) for name in (None, "LlamaMLP,LlamaRMSNorm", "GPT2Block"))
     held = [each.ranks[0].peaks[Phase.FORWARD].allocated_bytes for each in (layers, parts)]
@@ -288,6 +289,10 @@ def test_what_fsdp2_shards_on_its_own(make_spec: MakeSpec, tmp_path: Path) -> No
     assert attention < held[1] - held[0] <= 2 * attention
     assert unknown.status is Status.UNSUPPORTED
     assert "engine.wrap_layers=GPT2Block is not in effect: the model has no such module" in str(unknown.reason)
+    twice = record(None, "bert-base")
+    assert twice.status is Status.UNSUPPORTED
+    assert "choose engine.wrap_layers=BertLayer" in str(twice.reason)
+    assert record("BertLayer", "bert-base").status is Status.OK
 
 
 @pytest.mark.slow

@@ -242,12 +242,13 @@ def test_a_recommendation_run_again_is_as_fast_as_claimed(
 
 
 def test_an_fsdp2_winner_is_an_accelerate_file_that_the_sweep_itself_takes(tmp_path: Path) -> None:
-    engine = EngineSpec(name=EngineName.FSDP2, reshard_after_forward=False)
+    engine = EngineSpec(name=EngineName.FSDP2, reshard_after_forward=False, wrap_layers="LlamaDecoderLayer")
     winner = replace(spec(), engine=engine)
     path = tmp_path / "accelerate.yaml"
     path.write_text(emit(winner, Target.ACCELERATE))
     values = to_json(winner)
-    assert with_file({"name": "fsdp2", "config_file": str(path)}, values)["reshard_after_forward"] is False
+    found = with_file({"name": "fsdp2", "config_file": str(path)}, values)
+    assert (found["reshard_after_forward"], found["wrap_layers"]) == (False, "LlamaDecoderLayer")
     assert "sync_each_batch=True" in emit(
         replace(winner, engine=replace(engine, sync_each_micro_batch=True)), Target.ACCELERATE
     )

@@ -7,6 +7,7 @@ FSDP2 accelerate uses no autocast: the mixed-precision policy casts a layer's pa
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from accelerate import FullyShardedDataParallelPlugin, init_empty_weights
@@ -74,11 +75,27 @@ class Fsdp2Engine:
         self.optimizer = optimizer_for(self._spec, self.model, given)
 
     def _require_wrapped_layers(self) -> None:
-        """Raises `NotInEffectError` where the model has none of a class that is to be sharded on its own."""
-        kinds = {type(module).__name__ for module in self.model.modules()}
-        for name in (self._spec.engine.wrap_layers or "").split(","):
-            if name and name not in kinds:
+        """Raises `NotInEffectError` where the model has none of a class, or where one would be sharded twice.
+
+        accelerate shards the input embeddings on their own; a class that holds them, as BERT names one, must not be.
+        """
+        model: Any = self.model
+        kinds = {type(module).__name__ for module in model.modules()}
+        asked = [name for name in (self._spec.engine.wrap_layers or "").split(",") if name]
+        for name in asked:
+            if name not in kinds:
                 raise NotInEffectError(f"engine.wrap_layers={name} is not in effect: the model has no such module")
+        names = kinds.intersection(asked or getattr(model, "_no_split_modules", None) or ())
+        embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+        holders = {
+            type(one).__name__ for one in model.modules() if one is not embeddings and embeddings in one.modules()
+        }
+        if twice := names & holders:
+            others = ",".join(sorted(names - holders)) or "null"
+            raise NotInEffectError(
+                f"accelerate would shard the embeddings twice, in {min(twice)} and on their own, which PyTorch "
+                f"refuses; choose engine.wrap_layers={others}"
+            )
 
     def _fill(self, buffers: dict[str, torch.Tensor]) -> None:
         """Give every shard memory and values; buffers, which are not sharded, get theirs back."""
