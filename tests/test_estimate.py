@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import REPOSITORY
 from test_analysis import study, walk
 from test_plots import store_of, words
@@ -13,6 +14,8 @@ from test_plots import store_of, words
 from sweep import calibrate, compare, plots, recommend, virtual
 from sweep.analysis import series_of, table, timing_of
 from sweep.calibrate import apply, measured_cells
+from sweep.estimate.count import _signature as signature_of
+from sweep.estimate.count import operation_of
 from sweep.estimate.factors import Calibration, Factors, calibration_of
 from sweep.estimate.fit import Measured, adjusted, fit
 from sweep.estimate.model import estimate, rates_of, seconds_per_iteration
@@ -52,6 +55,18 @@ def test_a_step_takes_the_larger_of_arithmetic_and_traffic() -> None:
     assert seconds(matmul(1.0)) == pytest.approx(1)
     assert seconds(matmul(1.0)._replace(bytes=3 * moved)) == pytest.approx(3)
     assert seconds(Step(Kind.MEMORY, 0, 0, launches=1, bytes=moved / 2)) == pytest.approx(0.5)
+
+
+def test_attention_in_fp32_is_slower_than_in_16_bits() -> None:
+    operator = signature_of(torch.ops.aten._scaled_dot_product_efficient_attention.default)
+    taken = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        query = torch.empty(1, 2, 16, 8, dtype=dtype)
+        found = operation_of(operator, (query, query, query, None, False), {}, (query,))
+        assert found.attention_flops == 2 * 2 * 16 * 16 * (8 + 8)
+        taken[dtype] = seconds(Step(Kind.ATTENTION, 0, 0, launches=1, flops=1e12, detail=found.detail))
+    assert taken[torch.bfloat16] == pytest.approx(1 / (312 * FREE.attention_efficient))
+    assert taken[torch.float32] == pytest.approx(1 / (19.5 * FREE.matmul_single))
 
 
 def test_communication_hides_behind_computation_as_far_as_events_let_it() -> None:

@@ -46,7 +46,7 @@ class Operation:
     bytes: float = 0.0
     attention_flops: float = 0.0
     detail: str = ""
-    """The dtype class; of attention which implementation it is."""
+    """The dtype class; of attention in 16 bits which implementation it is."""
 
 
 class _Signature:
@@ -110,7 +110,8 @@ def operation_of(signature: _Signature, args: Sequence[Any], kwargs: dict[str, A
     found = Operation(bytes=read + written, detail=_dtype_class(given))
     if signature.is_attention:
         found.attention_flops = attention_flops(signature, args, kwargs)
-        found.detail = next((how for how in ("flash", "efficient", "cudnn") if how in signature.name), "other")
+        how = next((how for how in ("flash", "efficient", "cudnn") if how in signature.name), "other")
+        found.detail = how if found.detail == "half" else found.detail
     return found
 
 
@@ -241,7 +242,7 @@ def _step(call: Call, operations: Sequence[Operation | None], spent: set[int], m
     moved = operation.bytes if operation is not None and first else 0.0
     if call.kind == CallKind.MATMUL:
         waves = math.ceil(call.count / multiprocessors) * multiprocessors / call.count if call.count else 1.0
-        detail = operation.detail if operation is not None else "half"
+        detail = operation.detail if operation is not None and not operation.attention_flops else "half"
         tiled = call.amount * waves
         return Step(Kind.MATMUL, 0, 0, launches=1, flops=call.amount, tile_flops=tiled, bytes=moved, detail=detail)
     if call.kind == CallKind.COPY:

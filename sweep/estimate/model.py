@@ -43,17 +43,16 @@ def rates_of(gpu: GpuProfile, factors: Factors) -> Rates | None:
         clock * gpu.tf32_dense_tflops * factors.matmul_tf32 if gpu.tf32_dense_tflops else single * factors.matmul_single
     )
     attention = {"flash": factors.attention_flash, "cudnn": factors.attention_flash}
+    # Attention in fp32 has no kernel of its own rate: it is taken to be as fast as matrix products.
+    wide = {"tf32": tf32 * TERA, "single": single * factors.matmul_single * TERA}
     link = gpu.nvlink_gb_per_second
     return Rates(
-        matmul_flops={
-            "half": half * factors.matmul_half * TERA,
-            "tf32": tf32 * TERA,
-            "single": single * factors.matmul_single * TERA,
-        },
+        matmul_flops={"half": half * factors.matmul_half * TERA, **wide},
         attention_flops={
             how: half * attention.get(how, factors.attention_efficient) * TERA
             for how in ("flash", "cudnn", "efficient", "other")
-        },
+        }
+        | wide,
         memory_bytes=memory * factors.memory * GIGA,
         link_bytes=link / 2 * factors.link * GIGA if link else factors.slow_link_bytes_per_second,
         factors=factors,

@@ -36,8 +36,8 @@ OCCUPIES_STREAM = frozenset((Kind.MATMUL, Kind.ATTENTION, Kind.MEMORY, Kind.UNKN
 class Step(NamedTuple):
     """One step, or several alike that follow one another on one stream.
 
-    `detail` is the dtype class of matrix products (`half`, `tf32`, `single`), the implementation of attention
-    (`flash`, `efficient`, `cudnn`, `other`), the kind of a collective.
+    `detail` is the dtype class of matrix products and of attention (`half`, `tf32`, `single`), for attention in half
+    the implementation instead (`flash`, `efficient`, `cudnn`, `other`), the kind of a collective.
     """
 
     kind: Kind
