@@ -3,13 +3,13 @@
 import importlib
 import sys
 
-from sweep.help import COMMANDS, help_text
+from sweep.help import COMMANDS, short_help
 
 
 def main() -> None:
     command, *rest = sys.argv[1:] or [""]
     if not command:
-        print(help_text(()))
+        print(short_help())
         return
     if command in COMMANDS:
         module, _ = COMMANDS[command]

@@ -232,7 +232,7 @@ def _part(text: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sweep compare", description="Compare two sweeps cell by cell.")
     parser.add_argument("before", type=Path, help="what the others are compared with")
-    parser.add_argument("after", type=Path, nargs="+")
+    parser.add_argument("after", type=Path, nargs="+", help="folders of results, each compared with the first")
     parser.add_argument("--memory", type=_part, default=0.02, help="tolerated change of memory; default: 2%%")
     parser.add_argument("--time", type=_part, default=0.10, help="tolerated change of seconds; default: 10%%")
     parser.add_argument("--ignore", action="append", default=[], metavar="AXIS", help="axes that may differ as well")

@@ -42,15 +42,24 @@ def options(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
+def short_help() -> str:
+    """What to type first."""
+    return "\n".join([*_commands(), "\nsweep --help says what every value means."])
+
+
 def help_text(arguments: Sequence[str]) -> str:
     """Commands, groups and values with their comments, and the options of the choices among `arguments`."""
     return "\n".join(_parts(arguments))
 
 
-def _parts(arguments: Sequence[str]) -> Iterator[str]:
+def _commands() -> Iterator[str]:
     yield _HEAD
     yield "== Commands (sweep COMMAND --help) =="
     yield from (f"{name:<11}{what}" for name, (_, what) in COMMANDS.items())
+
+
+def _parts(arguments: Sequence[str]) -> Iterator[str]:
+    yield from _commands()
     yield "\n== Groups (choose with group=option) =="
     yield from (f"{group}: {', '.join(options(group))}" for group in GROUPS)
     yield "\n== Values (override with key=value, sweep with key=a,b) =="

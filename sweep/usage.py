@@ -70,7 +70,8 @@ def _check_choice(override: Override) -> None:
     known = options(group)
     for value in values:
         if value not in known and not (group == "experiment" and value == "null"):
-            if close := difflib.get_close_matches(value.lower(), known):
+            begun = [each for each in known if value and each.startswith(value.lower())]
+            if close := begun[:3] or difflib.get_close_matches(value.lower(), known):
                 fail(f"{group}={value} is not known: did you mean {' or '.join(close)}? --help shows all.")
             fail(f"{group}={value} is not known: choose one of {', '.join(known)}.")
 

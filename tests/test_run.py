@@ -57,6 +57,7 @@ SMALL = ("device=cpu", "world_size=1", "seq_len=32", "warmup_iterations=1", "ste
         (["device=virtual", "gpu.other_processes_bytes=999999999999"], "gpu.other_processes_bytes=999999999999 is not"),
         (["device=virtual", "world_size=1000"], "world_size=1000 is not valid: the virtual device has at most 64"),
         (["nonsense"], "nonsense is neither a command nor of the form key=value"),
+        (["gpu=a100"], "did you mean a100-40gb or a100-80gb or a100-pcie-80gb?"),
         (["plotz"], "did you mean sweep plots?"),
         (["model=lama3-8b"], "model=lama3-8b is not known: did you mean llama3-8b or "),
         (["search.method=guess"], "search.method=guess is not valid: choose one of ascend, bisect, fit"),

@@ -60,7 +60,7 @@ def _check_preload(spec: importlib.machinery.ModuleSpec) -> None:
             "that it was given, and without set-user-id programs in between."
         )
     folder = Path(spec.origin or "").parent
-    if str(folder) != os.environ["VGPU_TORCH_FOLDER"]:
+    if folder.resolve() != Path(os.environ["VGPU_TORCH_FOLDER"]).resolve():  # one environment may have two paths
         raise ImportError(
             f"The virtual GPU was built for the PyTorch in {os.environ['VGPU_TORCH_FOLDER']}, and this is {folder}; "
             f"start it with this interpreter: {sys.executable} -m sweep.virtual run ..."
