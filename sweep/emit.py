@@ -132,17 +132,7 @@ def accelerate_yaml(spec: CellSpec) -> str:
     ]
     if engine.sync_each_micro_batch:
         by_hand.append("accelerate.utils.GradientAccumulationPlugin(sync_each_batch=True)")
-    if spec.lora:
-        by_hand.append(
-            f"peft.LoraConfig(r={spec.lora.rank}, target_modules={list(spec.lora.targets) or 'all-linear'!r})"
-        )
-    if spec.attention:
-        by_hand.append(f"attention: {spec.attention.value}")
-    by_hand += [f"{name}: on" for name, on in (("Liger's kernels", spec.liger), ("torch.compile", spec.compile)) if on]
-    if spec.loss is Loss.FUSED:
-        by_hand.append("Liger's fused linear cross-entropy: on")
-    if spec.precision is Precision.BF16_PURE:
-        by_hand.append("the model is loaded with dtype=torch.bfloat16")
+    by_hand += _by_hand(spec)
     if spec.precision is Precision.TF32:
         by_hand.append('torch.set_float32_matmul_precision("high")')
     by_hand += [f"environment: {name}={value}" for name, value in environment(spec).items()]
@@ -151,6 +141,23 @@ def accelerate_yaml(spec: CellSpec) -> str:
         f"# accelerate launch --config_file THIS train.py\n# What only the script can set:\n{notes}\n"
         + yaml.safe_dump(content, sort_keys=False)
     )
+
+
+def _by_hand(spec: CellSpec) -> list[str]:
+    """What is done to the model before an engine gets it: no file says that."""
+    lines = []
+    if spec.lora:
+        lines.append(f"peft.LoraConfig(r={spec.lora.rank}, target_modules={list(spec.lora.targets) or 'all-linear'!r})")
+    if spec.attention:
+        lines.append(f"attention: {spec.attention.value}")
+    lines += [f"{name}: on" for name, on in (("Liger's kernels", spec.liger), ("torch.compile", spec.compile)) if on]
+    if spec.loss is Loss.FUSED:
+        lines.append("Liger's fused linear cross-entropy: on")
+    if spec.precision is Precision.BF16_PURE:
+        lines.append("the model is loaded with dtype=torch.bfloat16")
+    if spec.gradient_checkpointing and spec.checkpoint_every > 1:
+        lines.append(f"gradient checkpointing: of every {spec.checkpoint_every} layers the first alone")
+    return lines
 
 
 def training_arguments(spec: CellSpec) -> dict[str, Any]:
@@ -189,7 +196,8 @@ def launch_script(spec: CellSpec) -> str:
         text = json.dumps(value) if isinstance(value, dict) else str(value)
         options.append(f"--{name}={shlex.quote(text)}" if value is not True else f"--{name}=True")
     lines = [" ".join([*variables, *launcher, '"${SCRIPT:-train.py}"']), *options, '"$@"']
-    note = "# The model is loaded with dtype=bfloat16.\n" if spec.precision is Precision.BF16_PURE else ""
+    by_hand = "".join(f"#   {line}\n" for line in _by_hand(spec))
+    note = f"# What only the script can set:\n{by_hand}" if by_hand else ""
     return (
         f"#!/bin/sh\n# SCRIPT parses transformers.TrainingArguments; further arguments are passed on to it.\n{note}"
         + (" \\\n  ".join(lines) + "\n")

@@ -24,7 +24,7 @@ from sweep.config_files import with_file
 from sweep.emit import EmitError, Target, emit, training_arguments
 from sweep.recommend import ESTIMATED, MEASURED, UNKNOWN, Candidate, NothingFitsError, candidates, describe, reasons
 from sweep.record import CellRecord
-from sweep.spec import CellSpec, EngineName, EngineSpec, Optimizer, Precision, to_json
+from sweep.spec import CellSpec, EngineName, EngineSpec, LoraSpec, Optimizer, Precision, to_json
 from sweep.store import Store
 
 ROUNDS = 2
@@ -201,6 +201,13 @@ def test_the_yaml_is_plain() -> None:
     content = yaml.safe_load(emit(spec(), Target.ACCELERATE))
     assert (content["distributed_type"], content["num_processes"]) == ("DEEPSPEED", 8)
     assert content["deepspeed_config"]["zero_stage"] == 3
+
+
+def test_what_no_file_can_say_is_said_for_the_script() -> None:
+    plain = emit(spec(), Target.COMMAND)
+    adapted = emit(replace(spec(), lora=LoraSpec(rank=4), liger=True), Target.COMMAND)
+    assert "only the script" not in plain
+    assert "#   peft.LoraConfig(r=4, target_modules='all-linear')\n#   Liger's kernels: on\n" in adapted
 
 
 @pytest.mark.slow
