@@ -135,6 +135,16 @@ def test_the_published_study_is_met_without_fitting_to_it(llama: PublishedTable)
     assert abs(estimated.ratio / measured.ratio - 1) < 0.10
 
 
+def test_a_small_model_on_a_consumer_gpu_is_met_within_a_quarter() -> None:
+    small = read_table(PUBLISHED / "checkpointing_0.5b.csv", "rtx3090", DATA / "work", "05b")
+    found = small.errors()
+    assert max(map(abs, found)) < 0.25
+    measured, estimated = small.lines(), small.lines(found)
+    slopes = (estimated.per_sample[on] / measured.per_sample[on] for on in (False, True))
+    assert all(abs(slope - 1) < 0.25 for slope in slopes)
+    assert abs(estimated.ratio / measured.ratio - 1) < 0.10
+
+
 def test_the_finding_of_the_study_comes_out_of_the_estimates(llama: PublishedTable) -> None:
     """Checkpointing does not pay in time: at no batch size is a sample faster than at the best size without it."""
     per_sample: dict[bool, list[float]] = {False: [], True: []}

@@ -2,8 +2,9 @@
 
 Four things are adjusted, each as a whole: arithmetic, memory, communication and the host. Few cells cannot tell more
 apart, and cells alike cannot even tell these: so every adjustment is drawn to none, as strongly as the defaults are
-trusted, and only what the measurements insist on moves. A fitted part of the bandwidth above 1 says that caches serve
-some of the counted bytes.
+trusted, and only what the measurements insist on moves. A fitted part of the bandwidth above 1 says that less was moved
+than was counted. Caches hardly explain it: what one operator leaves in the L2 cache for the next one was found to be
+below 1% of the bytes of a 0.5B model on an RTX 3090, and at most 2.3% of those of an 8B model on an A100.
 """
 
 import statistics
