@@ -6,12 +6,14 @@
 #   make sweep MODEL=llama3-8b GPU=h100-80gb precision=bf16 batch_size=1,2,4      any value of conf/ by its name
 #   make sweep MODEL=llama3-8b ARGS="--dry-run"                                  anything else for sweep.run
 PYTHON ?= python3
+# Tests that run at once.
+JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 GROUPS_ := MODEL ENGINE DEVICE GPU GRID EXPERIMENT
 options := $(strip $(foreach g,$(GROUPS_),$(if $($(g)),$(shell echo $(g) | tr A-Z a-z)=$($(g)))))
-values := $(strip $(filter-out $(foreach g,$(GROUPS_) PYTHON ARGS,$(g)=%),$(MAKEOVERRIDES)))
+values := $(strip $(filter-out $(foreach g,$(GROUPS_) PYTHON ARGS JOBS,$(g)=%),$(MAKEOVERRIDES)))
 overrides := $(options) $(values) $(if $(MODEL)$(EXPERIMENT),,experiment=first)
 
 .PHONY: setup help sweep plots report docs test test-all lint bench gpu-check clean
@@ -42,10 +44,11 @@ docs: $(INSTALLED)
 	@$(BIN)/python -m sweep.studies --take results
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu and not alone"
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu and not alone"
+	$(BIN)/python -m pytest -m "alone and not gpu"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

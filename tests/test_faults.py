@@ -44,7 +44,7 @@ def test_two_hundred_cells_with_random_faults(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
-        timeout=850,
+        timeout=1700,
         check=False,
     )
     assert done.returncode == 3, done.stdout[-2000:] + done.stderr[-2000:]

@@ -211,6 +211,7 @@ def test_what_no_file_can_say_is_said_for_the_script() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_recommendation_run_again_is_as_fast_as_claimed(
     tmp_path: Path, run_sweep: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
@@ -245,7 +246,6 @@ def test_a_recommendation_run_again_is_as_fast_as_claimed(
     ratios = [b / a for a, b in zip(*map(sorted, turns.values()), strict=True)]
     print(f"recommended over claimed: {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
     assert 1 / NOISE < statistics.median(ratios) < NOISE
-    assert 1 / NOISE < min(turns["recommended"]) / min(turns["claimed"]) < NOISE
 
 
 def test_an_fsdp2_winner_is_an_accelerate_file_that_the_sweep_itself_takes(tmp_path: Path) -> None:
