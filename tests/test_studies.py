@@ -3,15 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sweep.record import CellRecord, MemoryPeak, Phase, RankRecord, Status
+from sweep.record import CellRecord, Failure, MemoryPeak, Phase, RankRecord, Status
 from sweep.spec import CellSpec, from_json, to_json
 from sweep.store import Store
-from sweep.studies import accumulation_throughput, answers, draw
+from sweep.studies import accumulation_throughput, answers, draw, reasons
 from sweep.studies.pages import take, write
-from sweep.studies.published import error, figures_of, published, virtual_then
+from sweep.studies.published import Sources, error, figures_of, published, virtual_then
 
 MakeSpec = Callable[..., CellSpec]
 MIB = 2**20
@@ -120,6 +121,38 @@ def test_published_and_virtual_figures_lie_side_by_side() -> None:
         assert ours is not None
         assert theirs is not None
         assert abs(error(ours[1], *theirs)) < 0.005, "with the software of that time"
+
+
+def test_weights_that_were_kept_are_told_where_they_were_run_again() -> None:
+    table = published("checkpointing")
+    ran = [
+        record_of(record.spec, 50_000 * MIB, 60_000 * MIB)
+        for record in table
+        if record.spec.model.name == "llama3-8b"
+        and not record.spec.gradient_checkpointing
+        and record.spec.batch_size == 1
+    ]
+    assert len(ran) == 1
+    sides: dict[str, Any] = {"published": table, "then": {}, "today": table, "here": []}
+    told = "\n".join(reasons.checkpointing(Sources(**sides, weights_kept=ran)))
+    assert "49086 and 50000 MiB at batch size 1" in told
+    assert "no checkpointing, expandable segments: 1 instead of 2" in told
+    assert "What changed" not in "\n".join(reasons.checkpointing(Sources(**sides, weights_kept=[])))
+
+
+def test_committed_records_hold_no_traceback(make_spec: MakeSpec, tmp_path: Path) -> None:
+    failure = Failure(kind="OutOfMemoryError", message="asked for 1 GiB", stderr_tail="a machine's paths")
+    record = record_of(make_spec(), MIB, MIB)
+    record = replace(
+        record, status=Status.OOM, failure=failure, ranks=tuple(replace(r, failure=failure) for r in record.ranks)
+    )
+    store = Store(tmp_path / "results" / "checkpointing-tiny-cpu")
+    store.cell(record.cell_id).begin(record.spec)
+    store.save(record)
+    take(tmp_path / "results", tmp_path / "records")
+    (taken,) = Store(tmp_path / "records" / store.name).records()
+    for kept in (taken.failure, taken.ranks[0].failure):
+        assert kept == replace(failure, stderr_tail=None)
 
 
 def test_pages_are_written_from_results(make_spec: MakeSpec, tmp_path: Path) -> None:
