@@ -156,12 +156,13 @@ def estimates(series: Sequence[Series]) -> list[str]:
     return [f"{some}{ESTIMATED_SENTENCE}: expect the truth within {within}; {models}"]
 
 
-def caveats(series: Sequence[Series]) -> list[str]:
-    """What the figures of these series are, where they are not plain measurements on a GPU."""
+def caveats(series: Sequence[Series], timed: bool = True) -> list[str]:
+    """What the figures of these series are, where they are not plain measurements on a GPU; `timed`: also the times."""
     said = []
     if any(one.is_virtual for one in series):
         said.append(VIRTUAL_SENTENCE)
-    said += estimates(series)
+    if timed:
+        said += estimates(series)
     if any(one.is_cpu for one in series):
         said.append(CPU_SENTENCE)
     sources = dict.fromkeys(source for one in series for source in one.imported_from)

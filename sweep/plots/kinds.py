@@ -127,7 +127,7 @@ def comparison(panels: Sequence[Group], axis: str, *, timed: bool) -> Figure:
     if not timed and len(panels) <= 2:
         names = [f"{label}: " if (label := group[0].label(apart)) else "" for group in panels]
         notes += [name + analysis.limits(group, axis) for name, group in zip(names, panels, strict=True)]
-    notes += analysis.caveats(every)
+    notes += analysis.caveats(every, timed=timed)
     if timed and (untimed := sum(not one.is_timed for one in every)):
         notes.append(f"{untimed} of these {len(every)} series without a time")
     return framed(figure, every, second, [*keys, *mark_keys(every, oom, band=not timed)], notes)
